@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from palaestra.analysis import curves
-from palaestra.analysis.curves import labels_of, shown_metric, thinned_metrics
+from palaestra.analysis.curves import shown_metric, thinned_metrics
 from palaestra.analysis.report import one_run, write_report
 from palaestra.config.config import config_from_mapping
 from palaestra.core import CheckpointError, ConfigError
@@ -24,7 +24,7 @@ from palaestra.experiments import (
 from palaestra.ops import mean_interval
 from palaestra.ops.statistics import half_width, iqm
 from palaestra.runs import records
-from tests.experiments.parts import CHAIN, config_of, rows_of, trained, written
+from tests.experiments.parts import CHAIN, rows_of, trained, written
 from tests.faults.parts import command
 
 
@@ -194,11 +194,6 @@ def test_runs_that_do_not_count_the_same_are_compared_by_time_alone(tmp_path):
     by_time = compare_runs("acts", "cloned", root=tmp_path, x="time")
     assert (by_time.common_x, by_time.at_common) == (1.5, (3.0, 3.0))
     assert compare_runs("cloned", "cloned", root=tmp_path).common_x == 30
-
-
-def test_labels_say_only_what_differs(tmp_path):
-    same = [config_of(tmp_path, run__seed=seed) for seed in (1, 2)]
-    assert labels_of(same) == ["ppo palaestra.envs.tiny:Chain"] * 2
 
 
 def test_what_changed_while_a_run_went_on_is_said(tmp_path):

@@ -270,6 +270,33 @@ def test_runs_of_one_length_count_their_last_scores_although_some_end_an_unroll_
     assert "CartPole-v1: 20.6, 37.2" in capsys.readouterr().out
 
 
+def finished(folder, name, ends, budget=3_940, **settings):
+    """A run that is done, with an evaluation at each of these env steps, which earned as much."""
+    run = written(folder, [], name, trainer__total_env_steps=budget, **settings)
+    (run.path / "metrics.jsonl").write_text(json.dumps({"env_steps": ends[-1]}) + "\n")
+    for step in ends:
+        record = {"return_mean": step, "returns": [step], "return_ci95": [step] * 2, "length_mean": 1, "episodes": 1}
+        (run.path / f"evals/{step}.json").write_text(json.dumps(record))
+    run.write_info({"status": "done"})
+
+
+def test_runs_that_are_done_with_one_budget_count_at_their_own_ends_and_others_are_named(tmp_path, capsys):
+    """A seed whose last unroll was longer was scored at 2,950 of 4,925, without a word."""
+    for name, ends in (("a", (2_000, 3_946)), ("b", (2_950, 4_925))):
+        finished(tmp_path / "runs", name, ends)
+    assert exit_code("stats", str(tmp_path / "runs")) == 0
+    said = output(capsys)
+    assert ": 3946, 4925" in said and "scored at" not in said
+    assert "3,946 (others of its budget to their own ends, 4,925 at most)" in said
+    finished(tmp_path / "runs", "c", (3_000, 8_000), budget=8_000)
+    assert exit_code("stats", f"x={tmp_path / 'runs'}", "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["stats"][0]["scores"]["x"][CHAIN] == [3946, 4925, 3000]
+    assert record["scored_early"] == [[[3000, 8000], [str(tmp_path / "runs/c/metrics.jsonl")]]]
+    assert exit_code("stats", f"x={tmp_path / 'runs'}") == 0
+    assert "note: scored at 3,000 of 8,000 env steps: " in output(capsys)
+
+
 def test_two_folders_of_one_name_are_not_taken_for_one_algorithm(tmp_path, capsys):
     folders = [tmp_path / side / "ppo" for side in ("ours", "theirs")]
     for folder in folders:

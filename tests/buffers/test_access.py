@@ -230,8 +230,39 @@ def test_another_buffer_is_appended_in_time_order():
             if world.lanes[lane].open.kind != FIRST:
                 before.append(world.lanes[lane].open.serial)
             assert kept == [*before, *(row.serial for row in more.lanes[lane].stream)][-21:]
-    with pytest.raises(ShapeError, match="a buffer of 2 lanes cannot be appended to one of 1"):
-        filled(20, 1, 2)[0].update(other)
+
+
+@pytest.mark.parametrize(("lanes", "others"), [(1, 3), (2, 3), (3, 1)])
+def test_lanes_of_another_number_are_appended_one_after_the_other(lanes, others):
+    """They were refused, so that data of other numbers of environments could not be joined."""
+    joined = make_buffer(None, lanes)
+    made = [filled(None, others, 12, seed) for seed in (3, 4)]
+    for other, _ in made:
+        other.origin = {"environment": "Own-v0", "task": str(len(other.origin) + len(joined))}
+        joined.update(other)
+    assert joined.origin == {"environment": "Own-v0"}  # what both say
+    for lane in range(lanes):
+        streams = [w.lanes[of] for _, w in made for of in range(lane, others, lanes)]
+        kept = joined.observation[joined.in_time_order(lane)].tolist()
+        assert kept[-1:] == [one.open.serial for one in streams][-1:]
+        assert set(kept) >= {row.serial for one in streams for row in one.rows}
+    drawn = sum(len(other.starts(1)) for other, _ in made)
+    assert len(joined.starts(1)) == drawn
+
+
+@pytest.mark.parametrize("steps", [2, 5])
+def test_an_episode_that_is_only_cut_by_what_is_appended_is_no_whole_one(steps):
+    """It counted as one, with the return of a part: a Decision Transformer was shown 13 where 40 was earned."""
+    kinds = [FIRST, MID, MID, LAST, FIRST, MID, MID][: steps + 1]
+    buffer, other = make_buffer(40, 2), make_buffer(40, 2)
+    for one in (buffer, other):
+        one.open(step([kinds[0]] * 2))
+        for kind in kinds[1:]:
+            one.append(torch.zeros(2, dtype=torch.int64), step([kind] * 2, reward=torch.ones(2)))
+    whole = len(buffer.episodes())
+    buffer.update(other)
+    assert len(buffer.episodes()) == 2 * whole
+    assert len(buffer.starts(1)) == 2 * len(other.starts(1))
 
 
 @bounded

@@ -135,6 +135,48 @@ def test_parts_beside_a_gap_are_no_episodes_and_their_transitions_stay(caplog):
     assert [len(rows) - 1 for rows in whole.episodes()] == [3, 2, 2, 2]
 
 
+def reset_by_itself(ends):
+    """What a vector environment of Gymnasium gives by default: after each end a row from it to the next beginning."""
+    obs = np.arange(12.0)[:, None]
+    flags = np.isin(np.arange(12), ends)
+    columns = [obs, np.zeros(12, int), np.ones(12), obs + 1, flags, np.zeros(12, bool)]
+    return dict(zip(("obs", "action", "reward", "next_obs", "terminated", "truncated"), columns, strict=True))
+
+
+def test_rows_of_environments_that_reset_themselves_are_warned_of(caplog):
+    """One false row per episode, from its end into the next episode, was learned from without a word."""
+    given = reset_by_itself([2, 6, 9])
+    from_arrays(given, **SPECS)
+    assert caplog.text.count("after 3 ends of episodes the next row begins with") == 1
+    caplog.clear()
+    buffer = ReplayBuffer(40, 2, **SPECS)
+    for row in zip(*given.values(), strict=True):
+        buffer.add(*row)
+        buffer.add(*row, lane=1)
+    assert caplog.text.count("after 1 ends of episodes the next row begins with") == 1
+    caplog.clear()
+    right = {name: np.delete(values, [3, 7, 10], 0) for name, values in given.items()}
+    added = ReplayBuffer(40, 1, **SPECS)
+    for row in zip(*right.values(), strict=True):
+        added.add(*row)
+    assert len(from_arrays(right, **SPECS).episodes()) == len(added.episodes()) == 3
+    still = {**given, "obs": given["obs"] * 0, "next_obs": given["obs"] * 0}  # a task of one state
+    from_arrays(still, **SPECS)
+    assert not caplog.records
+
+
+def test_observations_that_are_dicts_may_be_given_row_by_row():
+    """As a loop has them: the error said that parts were missing."""
+    specs = {"observation_spec": {"x": TensorSpec((1,)), "more": {"y": TensorSpec(())}}}
+    seen = [{"x": [float(n)], "more": {"y": float(-n)}} for n in range(4)]
+    data = {"obs": seen[:3], "action": [0, 1, 2], "reward": [1.0] * 3, "next_obs": seen[1:]}
+    data |= {"terminated": [0, 0, 1], "truncated": [0, 0, 0]}
+    buffer = from_arrays(data, **specs, action_spec=DiscreteSpec(num=3))
+    assert buffer.observation.more.y[:].tolist() == [0, -1, -2]
+    with pytest.raises(ShapeError, match="obs do not have the parts of"):
+        from_arrays({**data, "obs": [{"x": [0.0]}] * 3}, **specs, action_spec=DiscreteSpec(num=3))
+
+
 def test_a_gap_at_the_end_leaves_what_has_no_end_open():
     data = {name: values[:6] for name, values in gapped().items()}
     buffer = from_arrays(data, **SPECS)

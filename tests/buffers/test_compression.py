@@ -167,7 +167,7 @@ def test_whatever_is_written_reads_the_same(kind, seed, actions):
             mine = Play(kind, 3, seed + 1)
             fill((other,), mine, 11)
             for buffer in buffers:
-                buffer.update(other.reader)
+                buffer.update(other)
             play.kinds[:], play.stack = mine.kinds, mine.stack
         elif action == "keep":
             for buffer in buffers:

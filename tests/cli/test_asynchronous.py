@@ -58,8 +58,10 @@ def test_one_gradient_worker_changes_nothing_of_what_is_learned():
     ("options", "message"),
     [
         (("--mode", "async"), "needs workers: give distributed.runtime"),
-        (("--runtime", "local", "--asynchronous.max-lag", "2"), "is for distributed.mode=async"),
+        (("--runtime", "local", "--asynchronous.max-lag", "2"), "asynchronous.max_lag is for distributed.mode=async"),
         (("--runtime", "local", "--mode", "async", "--distributed.max-lag", "2"), "max_lag is for mode=sync"),
+        (("--num-workers", "2"), "num_workers is 2, but this run has no workers"),
+        (("--runtime", "local", "--distributed.max-lag", "2"), "max_lag is for data that comes late, and all"),
         (("--runtime", "local", "--mode", "async", "--distributed.grace-timeout-s", "2"), "grace_timeout_s is for"),
         (("--runtime", "local", "--mode", "async", "--asynchronous.samples-per-insert", "2"), "every policy replays"),
         (

@@ -97,6 +97,8 @@ def test_a_command_that_is_no_run_leaves_nothing_behind_when_it_is_asked_to_end(
             signal.raise_signal(number)
         finally:
             signal.raise_signal(signal.SIGHUP)
+            if number == signal.SIGTERM:
+                signal.raise_signal(signal.SIGTERM)  # `timeout` sends it to its child and to its group
             tidied.append(os.fork() or signal.raise_signal(signal.SIGTERM))
 
     monkeypatch.setattr(palaestra.cli.inspect, "print_table", collect)

@@ -1,6 +1,7 @@
 """What the command line does for one agent, it does for many and for robots: bench, dry runs, data, seeds, hosts."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +73,9 @@ def test_what_chance_did_is_learned_from_offline_and_in_part(capsys):
     assert (
         exit_code("data", "collect", "random", MEETING, "demo", "--steps", "200", "--agents.sharing", "separate") == 0
     )
-    assert "demo/agent_2: 200 steps" in output(capsys)
+    made = output(capsys)
+    assert "demo/agent_2: 200 steps" in made
+    assert "--offline.data demo --agents.sharing separate" in made
     options = ("--offline.data", "demo", "--agents.sharing", "separate", "--algorithm.mini-batch-size", "16")
     whole = train("discrete_cql", *options, steps=12, name="whole")
     train("discrete_cql", *options, steps=7, name="half")
@@ -84,7 +87,9 @@ def test_what_chance_did_is_learned_from_offline_and_in_part(capsys):
     assert exit_code("train", "discrete_cql", MEETING, *SMALL, *options[2:]) == 2
     assert "learns from data that it does not collect" in output(capsys)
     assert exit_code("train", "discrete_cql", MEETING, *SMALL, "--offline.data", "demo") == 2
-    assert "demo/shared', but there is no such folder" in output(capsys)
+    said = output(capsys)
+    assert "demo/shared', but there is no such folder" in said
+    assert "demo has agent_0, agent_1, agent_2. Policies of many agents need the --agents of their data" in said
 
 
 def test_what_policies_of_a_run_did_is_a_data_set_for_each(capsys):
@@ -99,6 +104,8 @@ def test_what_policies_of_a_run_did_is_a_data_set_for_each(capsys):
     train("qmix", *team)
     exported = answer(capsys, "data", "export", "run", "kept")
     assert exported["steps"] == exported["parts"]["shared"]["steps"] > 60
+    assert exit_code("data", "collect", "run", "shown", "--steps", "30") == 0
+    assert re.search(r"shown: .* of an agent's episode, as its actions earned it\n +shown/shared: ", output(capsys))
     collected = answer(capsys, "data", "collect", "run", "played", "--steps", "30")
     assert list(collected["parts"]) == ["shared"]
     assert collected["episodes"] > 2
@@ -260,6 +267,20 @@ def test_a_robot_has_no_data_of_one_policy(capsys):
         policy_of_run(RunDirectory("runs/robot"))
 
 
+def test_what_each_of_several_policies_earned_is_said(capsys):
+    """Their sum stood alone, though one wins what the other loses."""
+    run = train("ppo", "--agents.sharing", "separate", *BUDGET)
+    capsys.readouterr()
+    assert exit_code("eval", "run", "--episodes", "2") == 0
+    said = output(capsys)
+    page = (run / "report.html").read_text()
+    for name in ("agent_0", "agent_1", "agent_2"):
+        assert re.search(rf"each agent of {name}: -?\d", said) and f"<th>each agent of {name}</th>" in page
+    parts = evaluate_run("run", episodes=2)
+    assert parts.policies == {name: parts.parts[f"{name}/return"] for name in parts.policies}
+    assert not evaluate_run(train("ppo", *BUDGET, name="shared"), episodes=2).policies
+
+
 SELF_PLAY = ("--agents.self-play.pool-size", "3", "--agents.self-play.snapshot-period", "1")
 
 
@@ -287,7 +308,8 @@ def test_a_policy_plays_its_earlier_selves_and_is_rated(capsys):
     assert last["pool_elo_low"] < last["pool_elo"] < last["pool_elo_high"]
     assert "pool_elo" in answer(capsys, "eval", "a", "--episodes", "4")["runs"]["runs/a"]["parts"]
     assert exit_code("eval", "a", "--episodes", "4") == 0
-    assert "Elo above the mean of its pool: " in output(capsys)
+    said = output(capsys)
+    assert "Elo above the mean of its pool: " in said and "sampled actions)" in said
     rated = answer(capsys, "rate", "a", "b@last", "--games", "20", "--baseline")
     assert rated["players"] == ["runs/a", "runs/b@last", "random actions"]
     scores = np.array(rated["scores"])
@@ -295,7 +317,7 @@ def test_a_policy_plays_its_earlier_selves_and_is_rated(capsys):
     assert sum(one["value"] for one in rated["elo"]) == pytest.approx(0, abs=1e-6)
     assert answer(capsys, "rate", "a", "b@last", "--games", "20", "--baseline") == rated
     assert exit_code("rate", "a", "b", "--games", "2") == 0
-    assert "Elo [95% interval]" in output(capsys)
+    assert "Elo [95% interval] score (2 games each, stochastic)" in output(capsys)
     Path("runs/b").rename("runs/b@2")
     rated = answer(capsys, "rate", "a", "b@2", "runs/b@2@last", "--games", "2")
     assert rated["players"] == ["runs/a", "runs/b@2", "runs/b@2@last"]

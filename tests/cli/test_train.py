@@ -143,6 +143,10 @@ def test_a_file_that_names_algorithm_and_environment_stands_on_their_preset(tmp_
         ),
         (("ppo", "CartPole-v1", "--algorithm.network.hidden-sizes"), "a value is needed"),
         (
+            ("dqn", "CartPole-v1", "--algorithm.learning-rate.start", "0.001"),
+            "did you mean --algorithm.learning-rate? (number or schedule, linear(0.001, 0)); give 'linear(start, end",
+        ),
+        (
             ("evolution_strategies", "CartPole-v1", "--env.vectorization", "process", "--env.num-ready", "16"),
             "tries one perturbation in each environment, all together; leave out env.num_ready",
         ),

@@ -278,12 +278,11 @@ def test_what_cannot_be_exported_is_said(run, tmp_path, monkeypatch):
 
 def test_rules_have_nothing_to_export(tmp_path, monkeypatch):
     done = trained(tmp_path)
-    monkeypatch.setattr(
-        exporting,
-        "policies_of_run",
-        lambda run, which: (None, {"rule": palaestra.policies.RandomPolicy(*_specs(run))}),
-    )
-    with pytest.raises(ConfigError, match="the policy 'rule' is a RandomPolicy: a rule, or a search, in Python"):
+    rule = palaestra.policies.RandomPolicy(*_specs(RunDirectory(done.directory)))
+    policies = {"rule": rule, "new": done.policy, "other": done.policy}
+    monkeypatch.setattr(exporting, "policies_of_run", lambda run, which: (None, policies))
+    refused = r"'rule' is a RandomPolicy: a rule, or a search, in Python.*another one with --policy: new, other$"
+    with pytest.raises(ConfigError, match=refused):
         palaestra.export(done.directory, tmp_path / "out", format="torch")
 
 

@@ -5,6 +5,7 @@ import importlib.util
 import itertools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -202,7 +203,7 @@ def test_a_node_that_ends_with_a_fragment_that_nobody_fetched_costs_its_rows_alo
             assert_equal(*(up_to_ends(drawn) for drawn in pair.draws(turn)))
             pair.write(list(range(LANES)), 5)
         (fault,) = pair.shards.faults
-        assert (fault.worker, fault.handled, pair.shards.lost_shards) == ("replay-0", "drop", 0)
+        assert (fault.worker, fault.handled, pair.shards.lost_shards) == ("replay shard 1 of 2", "drop", 0)
         assert "rows of a fragment were lost on their way to a shard of replay: a parcel was lost with" in str(fault)
         assert pair.shards.lost_rows == len(lanes) * pair.whole.rows_per_lane
         assert runtime.restarted == 0
@@ -210,9 +211,24 @@ def test_a_node_that_ends_with_a_fragment_that_nobody_fetched_costs_its_rows_alo
 
 def test_a_cluster_that_is_not_there_is_named_at_once():
     began = time.monotonic()
-    with pytest.raises(ConfigError, match=r"the Ray cluster at '127.0.0.1:1' cannot be joined: .*refused"):
+    with pytest.raises(ConfigError, match=r"the Ray cluster at '127.0.0.1:1' cannot be joined: .*refused\. If"):
         RayRuntime(address="127.0.0.1:1")
     assert time.monotonic() - began < SOON
+
+
+@pytest.mark.parametrize("knows", [False, True])  # Ray, that there is no token where one is needed
+def test_a_cluster_with_another_token_is_told_from_one_that_is_not_there(knows, monkeypatch):
+    """F27: it read as if there were none."""
+    from ray.exceptions import AuthenticationError
+
+    def refused(**options: Any) -> None:
+        raise (AuthenticationError if knows else ConnectionError)("no")
+
+    monkeypatch.setattr("ray.init", refused)
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        address = f"127.0.0.1:{there.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=r"cannot be joined: no.* has a token, set RAY_AUTH_MODE=token here"):
+            RayRuntime(address=address)
 
 
 def test_a_machine_on_which_ray_does_not_start_is_no_mistake_of_the_configuration(monkeypatch):

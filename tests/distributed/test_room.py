@@ -7,7 +7,7 @@ import numpy as np
 
 from palaestra import EnvConfig, Trainer
 from palaestra.runtime import LocalRuntime
-from tests.distributed.runs import QUICK, HoldBack, copied, fake_time, iterate, make_manager, make_trainer
+from tests.distributed.runs import QUICK, HoldBack, copied, fake_time, iterate, kill, make_manager, make_trainer
 from tests.distributed.test_processes import ppo_for
 
 
@@ -76,3 +76,16 @@ def test_what_failed_in_a_fragment_that_is_too_old_is_told():
         trainer.train_iter()
         assert [one.worker for one in manager.dropped] == ["rollout-3"]
         assert (manager.faults[0].env_id, manager.faults[0].episode) == (3, 0)
+
+
+def test_restarts_are_those_of_the_workers_that_collect():
+    """Those of learners, hosts and shards of replay counted with them."""
+    with LocalRuntime(QUICK) as runtime:
+        manager = make_trainer(runtime, "ppo", num_workers=2).collector
+        manager.unroll(5)
+        runtime.restart(runtime.start(list, name="learner"))
+        assert manager.metrics()["workers/restarts"] == 0
+        kill(runtime, manager.group.workers[0].id)
+        for _ in range(2):
+            manager.unroll(5)
+        assert manager.metrics()["workers/restarts"] == 1

@@ -178,8 +178,13 @@ def test_rendering_gives_a_picture_or_says_how_to_get_one():
         def render(self):
             return None
 
+    with pytest.raises(EnvError, match=r"drew NoneType with render_mode 'rgb_array'$"):
+        GymEnvironment(Blank()).render()
+    Blank.render_mode = "ansi"
     with pytest.raises(EnvError, match='make it with render_mode="rgb_array"'):
         GymEnvironment(Blank()).render()
+    with pytest.raises(EnvError, match="cannot be drawn: it has no method render"):
+        GymEnvironment(Counter()).render()
 
 
 def test_the_converter_is_not_for_subclasses():

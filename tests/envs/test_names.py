@@ -33,6 +33,10 @@ def test_a_file_instead_of_a_module_is_refused_with_what_to_write(use, name, wor
         ("def f(:", r"importing it raised SyntaxError: .* \(broken_\d+\.py, line 1\)"),
         ("{}['wheel']", "importing it raised KeyError: 'wheel'"),
         ("raise SystemExit(3)", "importing it raised SystemExit: 3"),
+        (
+            "class NoSuchDisplayException(Exception):\n    pass\nraise NoSuchDisplayException('none')",
+            r"importing it found no screen to draw on \(none\); .* PYGLET_HEADLESS=true .* under xvfb-run$",
+        ),
         ("import no_such_module", "which cannot be imported: No module named 'no_such_module'"),
     ],
 )

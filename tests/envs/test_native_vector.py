@@ -165,10 +165,22 @@ def test_wrong_use_is_refused():
     env.send(ONES)
     with pytest.raises(EnvError, match="twice"):
         env.send(ONES)
-    with pytest.raises(EnvError, match="rgb_array"):
+    with pytest.raises(EnvError, match="cannot be drawn: it has no method render"):
         env.render()
     env.close()
     env.close()
+
+
+@pytest.mark.parametrize(("mode", "end"), [("rgb_array", "'rgb_array'$"), (None, '; make it with render_mode="rgb_')])
+def test_a_pool_that_draws_nothing_is_told_of_the_render_mode_that_it_lacks(mode, end):
+    class Blank(Counter):
+        render_mode = mode
+
+        def render(self):
+            return None
+
+    with pytest.raises(EnvError, match=f"drew nothing with render_mode .*{end}"):
+        pool(kind=Blank).render()
 
 
 def stored_rows(mode, make, steps):

@@ -8,14 +8,16 @@ import torch
 
 import palaestra
 from palaestra import Collector, RunSeeds, create_environment, preset
-from palaestra.algorithms import DQN, IQL, SAC, TD3
-from palaestra.analysis import data_of
-from palaestra.buffers import ReplayBuffer, from_arrays, with_actions
-from palaestra.core import BoundedSpec, ConfigError, DiscreteSpec, TensorSpec
+from palaestra.algorithms import DQN, IQL, SAC, TD3, TD3BC
+from palaestra.analysis import data_of, evaluate_offline
+from palaestra.buffers import MixtureSource, ReplayBuffer, from_arrays, other_actions, with_actions
+from palaestra.core import BoundedSpec, ConfigError, DiscreteSpec, ShapeError, TensorSpec
 from palaestra.experiments import DataConfig, dry_run, export_minari
-from palaestra.rollout import origin_of
+from palaestra.policies import raw_actions
+from palaestra.rollout import OfflineData, origin_of
 from palaestra.runs.data import read_for
 from palaestra.runs.single import SingleLearner
+from palaestra.training import Trainer, TrainerConfig
 from tests.experiments.data import PENDULUM, saved
 
 SEEN, TORQUE = TensorSpec((3,)), BoundedSpec((1,), minimum=np.array([-2.0]), maximum=np.array([2.0]))
@@ -143,3 +145,69 @@ def test_all_that_is_new_refuses_such_a_folder(tmp_path):
         with pytest.raises(ConfigError, match="does not say whether its actions"):
             begin()
     assert SingleLearner(config).load_data()
+
+
+FREE, DOUBLE = TensorSpec((1,)), dataclasses.replace(TORQUE, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ((HALF, TORQUE), (TORQUE, TORQUE), False),
+        ((FREE, TORQUE), (TORQUE, TORQUE), False),
+        ((FREE, TORQUE), (FREE, FREE), False),
+        ((HALF, TORQUE), (HALF, dataclasses.replace(TORQUE, maximum=np.array([3.0]))), False),
+        ((HALF, TORQUE), (HALF, HALF), False),
+        ((HALF, TORQUE), (TORQUE, None), False),
+        ((DiscreteSpec(num=2), DiscreteSpec(num=2, start=3)), (DiscreteSpec(num=2, start=3), None), False),
+        ((HALF, TORQUE), (HALF, None), True),
+        ((HALF, TORQUE), (HALF, FREE), True),
+        ((HALF, TORQUE), (HALF, DOUBLE), True),
+        ((TORQUE, TORQUE), (FREE, FREE), True),
+        ((FREE, HALF), (HALF, HALF), True),
+        ((TORQUE, None), (TORQUE, None), True),
+    ],
+)
+def test_what_goes_together_is_of_one_unit(one, other, same):
+    """Unknown ones, of folders of earlier versions, go with what they look like; in [-1, 1] raw ones are executed."""
+    parts = [{"action_spec": kept, "executed_spec": executed} for kept, executed in (one, other)]
+    for first, second in (parts, parts[::-1]):
+        assert (other_actions({"one": first, "the other": second}) == "") == same
+
+
+def test_executed_and_raw_actions_come_together_by_what_the_message_says():
+    """Both were appended and mixed without a word, and learned from raw: of each torque a policy saw another one."""
+    policy = policy_of(SAC)
+    done = rows([[2.0], [1.0], [-0.5]], TORQUE)
+    raw = with_actions(
+        done,
+        policy.raw_action_spec,
+        lambda action: raw_actions(action, policy.action_spec, policy.raw_action_spec),
+        executed_spec=policy.action_spec,
+    )
+    back = with_actions(raw, policy.action_spec, policy.env_action, executed_spec=policy.action_spec)
+    told = r"are BoundedSpec\(.*, as executed.*are BoundedSpec\(.*, raw ones of BoundedSpec.*with_actions"
+    for one, other in ((done, raw), (raw, done)):
+        joined = ReplayBuffer(None, 1, **one.options)
+        joined.update(one)
+        with pytest.raises(ShapeError, match="equal numbers are other actions"):
+            joined.update(other)
+        with pytest.raises(ShapeError, match=r"of buffer 0 are .*, and those of buffer 1 are"):
+            MixtureSource([(one, 0.5), (other, 0.5)])
+        assert len(joined) == len(one)
+    joined = ReplayBuffer(None, 1, **done.options)
+    joined.update(back)
+    assert joined.action[:3].flatten().tolist() == [2.0, 1.0, -0.5]
+    with pytest.raises(ShapeError, match=told):
+        Trainer(OfflineData(done), TD3BC(SEEN, TORQUE), TrainerConfig(total_env_steps=1))
+    Trainer(OfflineData(raw), TD3BC(SEEN, TORQUE), TrainerConfig(total_env_steps=1))
+
+
+def test_a_policy_is_worth_by_a_buffer_what_it_is_by_its_folder(tmp_path):
+    """Executed actions were taken for raw ones."""
+    saved(tmp_path / "data")
+    data = ReplayBuffer.load(tmp_path / "data")
+    policy, few = policy_of(SAC, data.options["action_spec"]), {"gamma": 0.5, "updates": 3, "members": 2}
+    assert evaluate_offline(policy, data, **few) == evaluate_offline(policy, str(tmp_path / "data"), **few)
+    with pytest.raises(ConfigError, match="the data does not fit the policy: its actions are one: DiscreteSpec"):
+        evaluate_offline(policy, rows([0, 2], DiscreteSpec(num=3)), **few)

@@ -95,8 +95,21 @@ def test_runs_with_workers_and_without_keep_other_things(tmp_path):
             palaestra.resume(run, trainer__total_env_steps=160, **{setting: value, "distributed__runtime": "local"})
 
 
-def test_settings_of_workers_need_workers(tmp_path):
+def test_a_run_without_its_cluster_leaves_no_directory(tmp_path, monkeypatch):
+    """The name was used up by a run that had not begun."""
+
+    def not_there(config):
+        raise ConfigError("cannot be joined")
+
+    monkeypatch.setattr("palaestra.runs.learner.make_runtime", not_there)
+    with pytest.raises(ConfigError, match="cannot be joined"):
+        trained(tmp_path, distributed__runtime="local")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [8, 2])  # 2 is the default
+def test_settings_of_workers_need_workers(tmp_path, number):
     """F27: they would do nothing."""
-    with pytest.raises(ConfigError, match=r"distributed\.num_workers is 8, but this run has no workers"):
-        trained(tmp_path, distributed__num_workers=8)
+    with pytest.raises(ConfigError, match=rf"distributed\.num_workers is {number}, but this run has no workers"):
+        trained(tmp_path, distributed__num_workers=number)
     assert not list(tmp_path.iterdir())

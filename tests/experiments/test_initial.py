@@ -213,6 +213,10 @@ def _sum(policy):
             r"reports no episode that the time limit cuts off.* give --env\.wrappers EpisodeStatistics",
         ),
         (
+            {"env__wrappers": ("EpisodeStatistics", "ScaleReward(scale=2)", "TimeLimit(duration=3)")},
+            r"^EpisodeStatistics reports no episode that the time limit cuts off.* after TimeLimit",
+        ),
+        (
             {"env__train_wrappers": ("NormalizeObservation",)},
             r"and the policy is evaluated and used without; give --algorithm.normalize-observation true",
         ),
@@ -222,6 +226,11 @@ def test_settings_of_something_else_are_refused(settings, message):
     base = preset("ppo", CHAIN)
     with pytest.raises(ConfigError, match=message):
         make_learner(for_new_run(config_from_mapping(base.__class__, settings, base=base)))
+
+
+def test_statistics_around_a_time_limit_are_accepted():
+    settings = {"env__wrappers": ("TimeLimit(duration=3)", "EpisodeStatistics")}
+    for_new_run(config_from_mapping(type(preset("ppo", CHAIN)), settings, base=preset("ppo", CHAIN)))
 
 
 @pytest.mark.parametrize("setting", ["priority_alpha", "priority_beta"])

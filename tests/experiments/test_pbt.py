@@ -191,6 +191,8 @@ def test_the_command_trains_members_writes_their_lineage_and_goes_on(tmp_path, h
     assert ended.value.code == 0
     said, page = capsys.readouterr().out, (tmp_path / "study/lineage.md").read_text()
     assert "5 members learn side by side in one graph, and are compared every 2 updates" in said
+    assert "5 members are complete" in said and "trial" not in said.replace("trials      study", "")
+    assert "| member | last score | after env steps | where it comes from |" in page and " ended with " in said
     assert page.count("→") > 1 and "| env steps | member | score | copied | its score | learning_rate |" in page
     runs = {number: find_runs([f"member_{number}"], tmp_path / "study/runs")[0] for number in range(5)}
     summary = json.loads((tmp_path / "study/summary.json").read_text())

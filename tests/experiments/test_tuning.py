@@ -12,14 +12,15 @@ pytest.importorskip("optuna")
 
 import palaestra
 from palaestra.cli.main import main
+from palaestra.config.config import ExperimentConfig, config_from_mapping
 from palaestra.config.dimensions import first_values, with_values
-from palaestra.core import CheckpointError, ConfigError, Linear, PalaestraError
+from palaestra.core import CheckpointError, ConfigError, PalaestraError
 from palaestra.envs.tiny import Chain
 from palaestra.experiments import RunDirectory, Search, load_config, preset, search_space, study, tuning
 from palaestra.experiments.seeds import GroupResult, SeedResult
 from palaestra.rollout import Evaluation
 from palaestra.runs.records import try_lock
-from palaestra.training import TrainerConfig
+from palaestra.training import StoppedError, TrainerConfig
 
 LEARNING_RATE = {"algorithm.learning_rate": (1e-4, 1e-2)}
 
@@ -53,17 +54,6 @@ def searched(folder, trials=4, jobs=1, **options):
     return palaestra.tune("sac", "Pendulum-v1", search=search, space=space, **options)
 
 
-def test_the_space_has_rates_sizes_discounts_and_ends_of_schedules():
-    space = {one.path: one for one in search_space(preset("dqn", "Acrobot-v1"))}
-    assert space["algorithm.gamma"].scale == "log_below_one" and space["algorithm.gamma"].high < 1
-    assert space["algorithm.mini_batch_size"].scale == "power_of_two"
-    assert space["algorithm.epsilon.end"].scale == "log" and "algorithm.epsilon.fraction" in space
-    assert "algorithm.capacity" not in space and not any("priority" in path for path in space)
-    changed = search_space(preset("dqn", "Acrobot-v1"), {"algorithm.gamma": (0.9, 0.95), "algorithm.n_step": None})
-    ranges = {one.path: (one.low, one.high) for one in changed}
-    assert ranges["algorithm.gamma"] == (0.9, 0.95) and "algorithm.n_step" not in ranges
-
-
 def test_a_run_to_begin_with_is_found_where_the_search_is_asked_for(trained, tmp_path):
     run = dataclasses.replace(preset("sac", "Pendulum-v1").run, directory=str(tmp_path), name="first")
     RunDirectory.create(dataclasses.replace(preset("sac", "Pendulum-v1"), run=run))
@@ -72,58 +62,9 @@ def test_a_run_to_begin_with_is_found_where_the_search_is_asked_for(trained, tmp
     assert asked["run"]["initial_policy"] == str((tmp_path / "first").resolve())
 
 
-def test_ends_of_schedules_are_searched_within_the_bounds_of_their_setting():
-    """From a tenth to ten times: of a number without an upper bound up to 2, of a share up to 1."""
-    found = (search_space(preset(*names)) for names in (("evolution_strategies", "CartPole-v1"), ("dqn", "Acrobot-v1")))
-    rates, shares = ({one.path: (one.low, one.high) for one in space} for space in found)
-    assert rates["algorithm.learning_rate.start"] == pytest.approx((0.02, 2.0))
-    assert shares["algorithm.epsilon.end"][1] <= 1 and "algorithm.epsilon.start" not in shares
-
-
 def test_a_configuration_of_another_task_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="the configuration is for dqn on Acrobot-v1"):
         searched(tmp_path, config=preset("dqn", "Acrobot-v1"))
-
-
-def test_every_corner_of_the_space_is_a_configuration():
-    for algorithm, env in [
-        ("dqn", "Acrobot-v1"),
-        ("ppo", "CartPole-v1"),
-        ("sac", "Pendulum-v1"),
-        ("a2c", "CartPole-v1"),
-    ]:
-        config = preset(algorithm, env)
-        for end in ("low", "high"):
-            with_values(config, {one.path: getattr(one, end) for one in search_space(config)})
-
-
-def test_numbers_of_a_schedule_are_put_into_it():
-    config = with_values(preset("dqn", "X-v0"), {"algorithm.epsilon.end": 0.1, "algorithm.epsilon.fraction": 0.5})
-    assert config.algorithm.epsilon == Linear(1.0, 0.1, 0.5)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"algorithm.gama": (0, 1)}, "no number that can be searched"),
-        ({"algorithm.gamma": (0.9,)}, "lowest and the highest"),
-        ({"algorithm.gamma": (0.9, 1.5)}, "fit its scale"),
-        ({"algorithm.learning_rate.start": (0, 0.1)}, "fit its scale"),
-        ({"algorithm.mini_batch_size": (65, 127)}, "no power of two"),
-    ],
-)
-def test_wrong_ranges_are_named(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        search_space(preset("dqn", "CartPole-v1"), changes)
-
-
-def test_a_logarithmic_range_may_begin_anywhere_above_zero():
-    (rate,) = (
-        one
-        for one in search_space(preset("dqn", "CartPole-v1"), {"algorithm.learning_rate.start": (1e-30, 0.1)})
-        if one.path == "algorithm.learning_rate.start"
-    )
-    assert (rate.low, rate.high) == (1e-30, 0.1)
 
 
 def test_the_preset_is_the_best_of_the_search_with_its_fresh_score(tmp_path, trained):
@@ -134,6 +75,50 @@ def test_the_preset_is_the_best_of_the_search_with_its_fresh_score(tmp_path, tra
     assert loaded.algorithm.learning_rate == pytest.approx(first.fresh_score)
     assert json.loads((tmp_path / "summary.json").read_text())["winners"][0]["trial"] == first.trial
     assert len([name for name in trained.names if name.startswith("trial")]) == found.complete == 4
+
+
+def test_all_trials_stand_in_the_summary_as_they_trained_and_are_shown_when_a_study_goes_on(tmp_path, trained):
+    """Of a discount itself, not 1 - x, which Optuna keeps; in the preset a schedule is one setting, to be typed."""
+    config = config_from_mapping(
+        ExperimentConfig, {"algorithm__learning_rate": 1e-3}, base=preset("dqn", "CartPole-v1")
+    )
+    space = {one.path: None for one in search_space(config)}
+    space |= {"algorithm.epsilon.end": (0.01, 0.1), "algorithm.gamma": (0.9, 0.99)}
+    for trials in (2, 3):
+        told, search = [], Search(output=str(tmp_path), trials=trials, fresh_seeds=2, top=1)
+        found = palaestra.tune("dqn", "CartPole-v1", search=search, space=space, config=config, on_trial=told.append)
+    head, first = "| trial | score | status | gamma | epsilon.end |", "| 0 | 100.0 | complete | 0.98 | 0.04 |"
+    page, shown = (tmp_path / "summary.md").read_text(), told[0]
+    assert head in page and first in page and page.count("| complete |") == 3
+    assert head in shown and first in shown and shown.count("| complete |") == 2
+    assert found.preset == {"algorithm.epsilon": "linear(1, 0.04, 0.16)", "algorithm.gamma": 0.98}
+    assert "- algorithm.epsilon: linear(1, 0.04, 0.16)" in page
+    kept = json.loads((tmp_path / "summary.json").read_text())["trials"]
+    assert [one["number"] for one in kept] == [0, 1, 2]
+    assert all(0.9 <= one["settings"]["algorithm.gamma"] <= 0.99 for one in kept)
+
+
+def test_the_preset_and_the_trials_are_there_before_winners_are_trained(tmp_path, trained, monkeypatch):
+    def stopped(config, path, *given):
+        if path.name.startswith("winner"):
+            raise KeyboardInterrupt
+        return trained(config, path, *given)
+
+    monkeypatch.setattr(study, "trained", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        searched(tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["winners"] == [] and len(summary["trials"]) == summary["complete"] == 4
+    rate = load_config(tmp_path / "preset.yaml").algorithm.learning_rate
+    assert rate == max(one["settings"]["algorithm.learning_rate"] for one in summary["trials"])
+    assert "None has been trained on fresh seeds yet." in (tmp_path / "summary.md").read_text()
+
+
+def test_a_search_that_is_stopped_while_winners_train_says_how_it_goes_on(tmp_path, monkeypatch):
+    seed = SeedResult(0, tmp_path, "interrupted", 143, 1, None, None)
+    monkeypatch.setattr(study, "train_seeds", lambda *_, **__: GroupResult(tmp_path, (seed,)))
+    with pytest.raises(StoppedError, match="the study is saved, and the same call goes on"):
+        study.trained(preset("sac", "Pendulum-v1"), tmp_path / "winner_0_2seeds", 2, 0)
 
 
 def test_each_task_has_a_study_of_its_own(tmp_path, trained, monkeypatch):

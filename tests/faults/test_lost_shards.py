@@ -103,6 +103,6 @@ def test_a_run_goes_on_without_what_killed_shards_held(runtime, mode, tmp_path):
     fragment = 16  # rows of a lane that may have been written between counting and finding out
     assert sum(killer.held) <= last["replay/lost_rows"] <= sum(killer.held) + 2 * 4 * fragment
     assert last["gradient_steps"] > killer.gradient_steps[-1] > killer.gradient_steps[0]
-    assert last["workers/restarts"] == 2
+    assert last["workers/restarts"] == 0  # of what collects
     resumed = palaestra.resume(Path(made.directory), trainer__total_env_steps=3_400)
     assert resumed.result.env_steps >= 3_400

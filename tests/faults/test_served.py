@@ -264,8 +264,9 @@ def test_a_second_signal_ends_a_server_that_hangs(tmp_path, monkeypatch, capsys,
         asking.start()
         assert entered.wait(60)
         os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)  # at once, as by `timeout`: the same wish
         wait_until(lambda: refused_at(port))
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
         asking.join(60)
 
     thread = threading.Thread(target=client)

@@ -1,5 +1,6 @@
 """Environments by name, and those of other libraries: PettingZoo's, both ways, and tuples of Gymnasium."""
 
+import sys
 import warnings
 from typing import ClassVar
 
@@ -231,10 +232,19 @@ def test_agents_that_wait_are_refused_where_all_must_act():
 
 
 def test_names_that_mean_nothing_are_refused_with_an_example():
-    with pytest.raises(ConfigError, match="did you mean 'classic/rps-v2'"):
+    with pytest.raises(ConfigError, match=r"did you mean 'classic/rps-v2'\?$"):
         load_multi_agent_env("pettingzoo:classic/rpss-v2")
     with pytest.raises(ConfigError, match="a ParallelEnv or an AECEnv is needed"):
         from_pettingzoo(object())
+
+
+def test_a_missing_package_of_a_family_is_named(monkeypatch):
+    """The advice was the id in PettingZoo's own spelling, which does not help."""
+    monkeypatch.setitem(sys.modules, "rlcard", None)
+    for module in [one for one in sys.modules if one.startswith("pettingzoo.classic.rlcard_envs")]:
+        monkeypatch.delitem(sys.modules, module)
+    with pytest.raises(ConfigError, match=r"rlcard.*: pip install 'pettingzoo\[classic\]'$"):
+        load_multi_agent_env("pettingzoo:classic/leduc_holdem_v4")
 
 
 def rock_paper(**kwargs):

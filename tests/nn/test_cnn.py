@@ -6,7 +6,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from palaestra.core import ConfigError, ShapeError, TensorSpec
-from palaestra.nn import Encoder, ImpalaCNN, MinAtarCNN, NatureCNN, SmallCNN, network_summary
+from palaestra.nn import BoardNetwork, Encoder, ImpalaCNN, MinAtarCNN, NatureCNN, SmallCNN, network_summary
 
 SMALLEST = {NatureCNN: (1, 36, 36), SmallCNN: (1, 5, 5), ImpalaCNN: (1, 5, 5), MinAtarCNN: (1, 5, 5)}
 
@@ -33,6 +33,28 @@ def test_the_residual_network_has_fifteen_convolutions_in_sections_that_halve_th
     assert [c.out_channels for c in convolutions] == [16] * 5 + [32] * 10
     assert {c.kernel_size for c in convolutions} == {(3, 3)}
     assert tuple(cnn.linear.weight.shape) == (256, 32 * 9 * 12)
+
+
+def test_a_board_has_the_same_features_alone_and_in_a_dict_for_any_leading_axes():
+    spec, board = TensorSpec((2, 6, 7)), images(3, 5, 2, 6, 7).float()
+    network = BoardNetwork({"observation": spec, "action_mask": TensorSpec((7,))})
+    alone = BoardNetwork(spec)
+    alone.load_state_dict(network.state_dict())
+    assert network({"observation": board}).shape == (3, 5, 128)
+    assert_close(network({"observation": board})[1], alone(board[1]))
+
+
+def test_a_line_of_stones_has_the_same_features_wherever_it_lies():
+    network, board = BoardNetwork(TensorSpec((2, 6, 7))), torch.zeros(1, 2, 6, 7)
+    board[0, 0, 2, :4] = 1
+    moved = board.roll((1, 2), (-2, -1))
+    assert_close(network.convolution(board)[..., :2, 0], network.convolution(moved)[..., 1:, 2])
+
+
+@pytest.mark.parametrize("spec", [TensorSpec((2, 3, 3)), TensorSpec((42,)), {"board": TensorSpec((2, 6, 7))}])
+def test_what_is_no_board_is_refused(spec):
+    with pytest.raises(ShapeError, match=r"a board needs the shape \[C, H, W\], with H and W of at least 4 cells"):
+        BoardNetwork(spec)
 
 
 def test_a_residual_block_adds_its_input():

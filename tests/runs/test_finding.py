@@ -63,6 +63,20 @@ def test_an_unknown_run_is_said_with_one_of_a_similar_name_or_the_newest(group):
     assert str(refusal.value) == f"there is no run 'something else'; {newest}"
 
 
+def test_a_study_is_said_to_be_one_with_how_its_trials_are_named(tmp_path):
+    """It was no run, and the newest runs of another folder were listed."""
+    (tmp_path / "runs/member_0").mkdir(parents=True)
+    (tmp_path / "study.json").touch()
+    with pytest.raises(CheckpointError) as refusal:
+        find_runs([tmp_path])
+    start, end = (
+        f"{tmp_path} is a study of `palaestra tune`, no run; give its trials, as {tmp_path}/runs/",
+        "and settings",
+    )
+    assert str(refusal.value).startswith(f"{start}member_0 or {tmp_path}/runs/member_*; ")
+    assert str(refusal.value).endswith(f"{tmp_path}/summary.md has their scores {end}")
+
+
 def test_a_copy_of_a_run_is_no_other_seed(group, caplog):
     """`cp -r seed_0 seed_0.bak`, or a link to a seed, was another run in means and intervals."""
     for name in ("bak", "seed_0.bak", ".stversions"):

@@ -4,12 +4,14 @@ import itertools
 import os
 import signal
 import threading
+import time
 
 import pytest
 import torch
 
 from palaestra.policies import Phase
 from palaestra.rollout import evaluate
+from palaestra.runtime import signals as runtime_signals
 from palaestra.training import CheckpointStore, StoppedError, StopSignals
 from palaestra.training.async_evaluation import Evaluator
 from tests.algorithms.parts import environment
@@ -25,7 +27,25 @@ def test_where_a_parent_passes_signals_on_a_second_one_is_no_second_wish():
     with StopSignals():
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(StoppedError, match="second signal"):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_sigterm_that_timeout_sends_to_its_child_and_to_its_group_is_one_wish(monkeypatch):
+    """F22: also where another part of the run hears the second one; half a second later it is a second wish."""
+    now_s = time.monotonic()
+    monkeypatch.setattr(runtime_signals.time, "monotonic", lambda: now_s)
+    with StopSignals() as outer:
+        signal.raise_signal(signal.SIGTERM)
+        with StopSignals() as stop:
             signal.raise_signal(signal.SIGTERM)
+            assert outer.exit_code == stop.exit_code == 143
+            now_s += 0.6
+            with pytest.raises(StoppedError, match="second signal"):
+                signal.raise_signal(signal.SIGTERM)
+    with StopSignals():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(StoppedError, match="second signal"):  # by hand it may be quick
+            signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.usefixtures("hears_hangups")
@@ -36,7 +56,7 @@ def test_a_terminal_that_closes_says_so_several_times_and_nobody_has_wished_twic
             signal.raise_signal(number)
         assert stop.exit_code == 143
         with pytest.raises(StoppedError, match="second signal"):
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with StopSignals() as stop:
@@ -210,12 +230,12 @@ def test_a_run_whose_evaluation_was_broken_off_goes_on_with_it(tmp_path, total):
     assert not list((tmp_path / "cut").glob(".tmp-*"))
 
 
-def test_sigterm_twice_stops_at_once_with_143(tmp_path):
+def test_sigterm_after_ctrl_c_stops_at_once_with_143(tmp_path):
     """F22."""
 
     class Impatient(Recorder):
         def metrics(self, row):
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGTERM)
 
     made = trainer("ppo", total=10_000, log_every_steps=100, loggers=[Impatient()])

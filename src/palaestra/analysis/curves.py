@@ -3,6 +3,7 @@
 import csv
 import json
 import logging
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any, BinaryIO, Literal, TypeAlias
 import numpy as np
 from rich.text import Text
 
-from palaestra.config.config import ExperimentConfig, flat_settings
+from palaestra.analysis.labels import had_before, shown_labels
+from palaestra.config.config import flat_settings
 from palaestra.core import CheckpointError, ConfigError, did_you_mean, import_extra
 from palaestra.core.files import whole_file
 from palaestra.core.reading import LONGEST_LINE, opened, parse_json, read_lines
@@ -46,7 +48,7 @@ class Curve:
     """One metric of runs that differ in their seeds only; every array is [points]."""
 
     label: str
-    """The settings that only these runs have."""
+    """The settings that only these runs have; the name of run or group where these are too long for a legend."""
     x: np.ndarray
     """Env steps, seconds or episodes."""
     value: np.ndarray
@@ -158,7 +160,7 @@ def _logged(runs: Sequence[RunDirectory], metric: str, x: Axis) -> dict[tuple[st
     groups: dict[tuple[str, str], list[_Run]] = {}
     columns = (_COLUMNS[x], metric, "env_steps")
     seen, missing = set[str](), list[str]()
-    for run, label in zip(runs, labels_of_runs(runs), strict=True):
+    for run, label in zip(runs, shown_labels(runs), strict=True):
         rows = thinned_metrics(run.path, metric)
         seen |= {name for row in rows for name in row}
         points = [point for row in rows if all(map(is_number, point := [row.get(name) for name in columns]))]
@@ -182,62 +184,6 @@ def _evaluated(run: RunDirectory, metric: str) -> list[list[float]]:
     name = metric.removeprefix("eval/")
     of: Any = dict if name in ("return_mean", "against_best") else lambda record: reported(record.get("parts", {}))
     return [[step, value, step] for step, one in read_evaluations(run.path) if is_number(value := of(one).get(name))]
-
-
-def labels_of_runs(runs: Sequence[RunDirectory]) -> list[str]:
-    """`labels_of` their configurations, with what learning had before other settings took its place.
-
-    Args:
-        runs: in any order.
-    """
-    labels = labels_of([run.config for run in runs])
-    before = [[f"{path}={value} until {step:,}" for (path, step), value in _had_before(run).items()] for run in runs]
-    return [" ".join([label, *had]) for label, had in zip(labels, before, strict=True)]
-
-
-def how_learned(run: RunDirectory) -> str:
-    """The settings of a run's learning, those that it had before included, as text; the task is not among them.
-
-    Args:
-        run: of a training.
-    """
-    settings = {path: value for path, value in flat_settings(run.config).items() if path.startswith(_OF_LEARNING)}
-    return repr((run.config.algorithm_name, settings, _had_before(run)))
-
-
-def _had_before(run: RunDirectory) -> dict[tuple[str, int], Any]:
-    """Settings of learning that a run went on without, by path and the env steps at which they were changed."""
-    entries = [(entry["env_steps"], entry["changes"]) for entry in run.info.get("overrides", [])]
-    changes = [(path, step, pair[0]) for step, changed in entries if step for path, pair in changed.items()]
-    return {(path, step): value for path, step, value in changes if path.startswith(_OF_LEARNING)}
-
-
-_OF_LEARNING = ("algorithm.", "agents.", "asynchronous.", "hindsight.", "offline.fraction", "offline.updates")
-
-
-def labels_of(configs: Sequence[ExperimentConfig]) -> list[str]:
-    """The settings that tell each configuration from the others; seeds, directories and speed do not count.
-
-    Args:
-        configs: of runs.
-
-    Examples:
-        >>> from palaestra import preset
-        >>> labels_of([preset("ppo", "CartPole-v1"), preset("dqn", "CartPole-v1")])
-        ['ppo CartPole-v1', 'dqn CartPole-v1']
-    """
-    flat = [flat_settings(config) for config in configs]
-    names = [f"{config.algorithm_name} {config.env.name}" for config in configs]
-    firsts: dict[str, dict[str, Any]] = {}
-    differ: dict[str, set[str]] = {}
-    for name, settings in zip(names, flat, strict=True):
-        first = firsts.setdefault(name, settings)
-        paths = {path for path in first.keys() | settings.keys() if first.get(path) != settings.get(path)}
-        differ.setdefault(name, set()).update(path for path in paths if not path.startswith("run."))
-    return [
-        " ".join([name, *(f"{path}={value}" for path, value in settings.items() if path in differ[name])])
-        for name, settings in zip(names, flat, strict=True)
-    ]
 
 
 def _grid(runs: Sequence[_Run]) -> np.ndarray:
@@ -341,7 +287,7 @@ def compare_runs(
     differences = changes_between(one[0].config, other[0].config)
     for path in ("run.seed", "run.name", "run.directory"):
         differences.pop(path, None)
-    had = [(_had_before(run), flat_settings(run.config)) for run in (one[0], other[0])]
+    had = [(had_before(run), flat_settings(run.config)) for run in (one[0], other[0])]
     for path, step in dict.fromkeys([*had[0][0], *had[1][0]]):
         was = [before.get((path, step), now.get(path)) for before, now in had]
         differences |= {f"{path} until {step:,}": (was[0], was[1])} if was[0] != was[1] else {}
@@ -363,6 +309,7 @@ def _only_curve(runs: Sequence[RunDirectory], name: str | Path, metric: str, x: 
 
 
 _X_LABELS = {"time": "training time (s)", "episodes": "episodes"}
+_WIDTH = 95  # characters of a legend below a picture
 _COLORS = ("cyan", "yellow", "magenta", "green", "red", "blue")
 # Dots of a braille character by column and row, the lowest row last.
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
@@ -416,10 +363,11 @@ def _write_csv(curves: Sequence[Curve], path: Path, x: Axis, metric: str) -> Non
 
 
 def _draw(curves: Sequence[Curve], path: Path, x: Axis, metric: str) -> None:
-    figure = new_figure(path, (7, 4.2))
+    figure = new_figure(path, (7, 4 + 0.2 * len(curves)))  # a line of the legend each
     axes: Any = figure.subplots()
     for curve in curves:
-        (line,) = axes.plot(curve.x, curve.value, label=f"{curve.label} ({_count(curve)})", linewidth=1.6)
+        label = textwrap.fill(f"{curve.label} ({_count(curve)})", _WIDTH)
+        (line,) = axes.plot(curve.x, curve.value, label=label, linewidth=1.6)
         axes.fill_between(curve.x, curve.low, curve.high, color=line.get_color(), alpha=0.2, linewidth=0)
     axes.set_xlabel(x_label(curves, x))
     low, high = y_range(curves)
@@ -427,7 +375,7 @@ def _draw(curves: Sequence[Curve], path: Path, x: Axis, metric: str) -> None:
     axes.set_ylim(*((low - margin, high + margin) if margin > 0 else (None, None)))
     axes.set_ylabel(metric.replace("_", " "))
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize="small")
+    figure.legend(loc="outside lower left", frameon=False, fontsize="small")
     save_figure(figure, path)
 
 

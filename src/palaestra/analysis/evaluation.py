@@ -50,20 +50,23 @@ class RunsEvaluation:
     """Evaluation of a policy that acts at random, where it was asked for."""
 
     def __str__(self) -> str:
-        lines = [f"{path}  {evaluation}{_elo(evaluation.parts)}" for path, evaluation in self.runs.items()]
+        lines = [f"{path}  {evaluation}{_more(evaluation)}" for path, evaluation in self.runs.items()]
         if len(self.runs) > 1:
             low, high = self.return_ci95
             interval = f"95% interval over {len(self.runs)} runs: {readable(low)} to {readable(high)}"
             lines.append(f"all  {readable(self.return_mean)} ({interval})")
         if self.baseline is not None:
-            lines.append(f"random actions  {self.baseline}")
+            lines.append(f"random actions  {self.baseline}{_more(self.baseline)}")
         return "\n".join(lines)
 
 
-def _elo(parts: dict[str, float]) -> str:
-    """Strength of a policy of self-play."""
-    return "".join(
-        f"\n    Elo above {whom}: {parts[name]:+.0f} [{parts[f'{name}_low']:+.0f}, {parts[f'{name}_high']:+.0f}] (95%)"
+def _more(evaluation: Evaluation) -> str:
+    """What each of several policies earned, and the strength of one of self-play."""
+    parts = evaluation.parts
+    earned = [f"\n    each agent of {name}: {readable(value)}" for name, value in evaluation.policies.items()]
+    return "".join(earned) + "".join(
+        f"\n    Elo above {whom}: {parts[name]:+.0f} [{parts[f'{name}_low']:+.0f}, {parts[f'{name}_high']:+.0f}] "
+        "(95%, sampled actions)"
         for name, whom in (("elo", "random actions"), ("pool_elo", "the mean of its pool"))
         if name in parts
     )
@@ -283,6 +286,8 @@ class Ratings:
     """Between any two of them."""
     different: list[list[float]]
     """Games of row and column that say something: those of a side that all went alike count as one."""
+    deterministic: bool
+    """Whether the policies took their most probable or most valuable actions."""
 
     def __str__(self) -> str:
         width = max(map(len, self.players))
@@ -295,7 +300,8 @@ class Ratings:
         ]
         if any(0 < number < self.games for row in self.different for number in row):
             lines.append("games that all went alike are counted as one: these players, or their games, know no chance")
-        return "\n".join([f"{'player':<{width}}  Elo [95% interval]  score", *lines])
+        acted = "deterministic" if self.deterministic else "stochastic"
+        return "\n".join([f"{'player':<{width}}  Elo [95% interval]  score ({self.games} games each, {acted})", *lines])
 
 
 @left_as_found()
@@ -356,7 +362,8 @@ def rate_runs(
         match = play_match(order[first], order[second], env, games=games, **rules)
         scores[first, second], scores[second, first] = match.won, games - match.won
         played[first, second] = played[second, first] = match.different
-    return Ratings(list(players), elo_ratings(scores / games * played, played), scores.tolist(), games, played.tolist())
+    elo = elo_ratings(scores / games * played, played)
+    return Ratings(list(players), elo, scores.tolist(), games, played.tolist(), deterministic)
 
 
 def _run_and_which(text: str, root: str | Path) -> tuple[str, str]:

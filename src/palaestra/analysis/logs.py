@@ -65,6 +65,28 @@ class LoggedRun:
         """What its steps are: `env steps`, or `updates` of a run that learns from data alone."""
         return self.directory.config.unit if self.directory else "env steps"
 
+    @property
+    def end(self) -> float:
+        """Env steps of its last score."""
+        return float(self.points[-1, 0])
+
+    @property
+    def budget(self) -> int | None:
+        """Env steps, or updates, that a run of this library was asked for, if it has done them."""
+        own = self.directory
+        return own.config.trainer.total_env_steps if own and own.status == "done" else None
+
+    def scored_at(self, until: float = math.inf) -> float:
+        """Env steps of the newest score that `score` counts, by the same arguments.
+
+        Args:
+            until: see `score`.
+
+        Raises:
+            ConfigError: the run begins after `until`.
+        """
+        return float(self._before(until)[-1, 0])
+
     def score(self, until: float = math.inf) -> float:
         """Mean score over the last tenth of the env steps up to `until`, or the newest before, if there is none.
 
@@ -75,14 +97,18 @@ class LoggedRun:
         Raises:
             ConfigError: the run begins after `until`.
         """
+        points = self._before(until)
+        begin = min(0.9 * min(until, self.end), points[-1, 0])
+        return float(points[points[:, 0] >= begin, 1].mean())
+
+    def _before(self, until: float) -> np.ndarray:
         points = self.points[self.points[:, 0] <= _SAME_END * until]
         if not len(points):
             raise ConfigError(
                 f"the first score in {self.path} ({self.metric}) is at {self.points[0, 0]:,.0f} env steps, and the "
                 f"last of another run of its environment at {until:,.0f}: they have none in common"
             )
-        begin = min(0.9 * min(until, self.points[-1, 0]), points[-1, 0])
-        return float(points[points[:, 0] >= begin, 1].mean())
+        return points
 
 
 def read_logs(path: str | Path) -> list[LoggedRun]:

@@ -134,7 +134,8 @@ def evaluate_offline(
 
     Args:
         policy: to be evaluated; one without a memory.
-        data: a folder with a saved buffer, `minari:DATASET`, or `d4rl:FILE`; or what `data_of` has read of one.
+        data: a folder with a saved buffer, `minari:DATASET`, or `d4rl:FILE`; or a buffer, such as what
+            `ReplayBuffer.load` or `data_of` has read of one.
         gamma: the discount, in [0, 1).
         updates: gradient steps. Values spread over 20 updates by one step of the environment.
         members: of the bootstrap, at least 2.
@@ -152,7 +153,7 @@ def evaluate_offline(
         raise ConfigError(f"members is {members} and updates is {updates}; give at least 2 members and 1 update")
     if policy.state_spec:
         raise ConfigError(f"{type(policy).__name__} has a memory, which data does not hold; evaluate one without")
-    rows = _Data(policy, data_of(policy, data) if isinstance(data, str) else data)
+    rows = _Data(policy, data_of(policy, data))
     if len(rows.first) < 2:
         named = data if isinstance(data, str) else "the data"
         raise ConfigError(f"{named} has the first steps of {len(rows.first)} episodes; an interval needs two or more")
@@ -188,12 +189,12 @@ def interval_of_members(worths: Tensor) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
-def data_of(policy: Policy, data: str, env: EnvConfig | None = None) -> ReplayBuffer:
-    """Data for `evaluate_offline`.
+def data_of(policy: Policy, data: str | ReplayBuffer, env: EnvConfig | None = None) -> ReplayBuffer:
+    """Data for `evaluate_offline`, with actions as the policy samples them.
 
     Args:
         policy: to be evaluated.
-        data: a folder with a saved buffer, `minari:DATASET`, or `d4rl:FILE`.
+        data: a folder with a saved buffer, `minari:DATASET`, or `d4rl:FILE`; or a buffer.
         env: of the policy: data of another environment is refused, and a warning says how else they differ.
 
     Raises:

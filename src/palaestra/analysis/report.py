@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from palaestra.analysis.curves import Curve, curves_of, labels_of_runs, short_number, thinned_metrics, x_label, y_range
+from palaestra.analysis.curves import Curve, curves_of, short_number, thinned_metrics, x_label, y_range
 from palaestra.analysis.diagnosis import logged_symptoms
+from palaestra.analysis.labels import names_of, shown_labels
 from palaestra.core import CheckpointError, ConfigError, readable
 from palaestra.core.files import replace_text
 from palaestra.core.reading import read_bytes, read_text
@@ -63,11 +64,11 @@ def write_report(runs: Sequence[str | Path], path: str | Path) -> Path:
     directories = [RunDirectory(run) for run in runs]
     if not directories:
         raise CheckpointError("a report needs at least one run")
-    labels = dict.fromkeys(labels_of_runs(directories))
+    labels = dict.fromkeys(shown_labels(directories))
     title = " · ".join(labels) if len(labels) <= 3 else f"{len(directories)} runs"
     first = _facts(directories[0]) if len(directories) == 1 else _summary(directories)
     parts = [f"<h1>{escape(title)}</h1>", first, f'<div class="pair">{"".join(_curves(directories))}</div>']
-    for run in directories:
+    for run, name in zip(directories, names_of([run.path for run in directories]), strict=True):
         one = [
             *_evaluation(run),
             *_findings(run),
@@ -78,7 +79,7 @@ def write_report(runs: Sequence[str | Path], path: str | Path) -> Path:
             *_origin(run),
         ]
         if len(directories) > 1:
-            one = [f"<details><summary>{escape(run.path.name)}</summary>", *one, "</details>"]
+            one = [f"<details><summary>{escape(name)}</summary>", *one, "</details>"]
         parts += one
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,8 +108,9 @@ def _facts(run: RunDirectory) -> str:
 
 
 def _summary(runs: Sequence[RunDirectory]) -> str:
-    rows = [_said(run) for run in runs]
-    return _table(["run", *_heads(runs)[:-1]], [[row[-1], *row[:-1]] for row in rows])
+    names = names_of([run.path for run in runs])
+    rows = [[escape(name), *_said(run)[:-1]] for name, run in zip(names, runs, strict=True)]
+    return _table(["run", *_heads(runs)[:-1]], rows)
 
 
 def _mean(evaluation: dict[str, Any] | None) -> str:
@@ -133,7 +135,7 @@ def _curves(runs: Sequence[RunDirectory]) -> Iterable[str]:
 def _evaluated(runs: Sequence[RunDirectory]) -> list[Curve]:
     """The evaluations of each run that has some."""
     found = []
-    for run, label in zip(runs, labels_of_runs(runs), strict=True):
+    for run, label in zip(runs, shown_labels(runs), strict=True):
         if evaluations := read_evaluations(run.path):
             rows = [(step, record["return_mean"], *record["return_ci95"]) for step, record in evaluations]
             x, value, low, high = np.array(rows, np.float64).T
@@ -145,10 +147,20 @@ def _evaluation(run: RunDirectory) -> Iterable[str]:
     evaluations = read_evaluations(run.path)
     if not evaluations:
         return
-    rows = [[f"{step:,}", _mean(record), f"{record['length_mean']:.1f}"] for step, record in evaluations]
+    policies = dict.fromkeys(name for _, record in evaluations for name in record.get("policies", {}))
+    rows = [
+        [f"{step:,}", _mean(record), f"{record['length_mean']:.1f}", *_earned(record, [*policies])]
+        for step, record in evaluations
+    ]
     yield "<h2>Evaluations</h2>"
-    yield _table([run.config.unit, "return, 95% interval of the mean", "length"], rows)
+    of_each = [escape(f"each agent of {name}") for name in policies]
+    yield _table([run.config.unit, "return, 95% interval of the mean", "length", *of_each], rows)
     yield histogram(evaluations[-1][1]["returns"], title="returns of the last evaluation")
+
+
+def _earned(evaluation: dict[str, Any], policies: Sequence[str]) -> list[str]:
+    values = [evaluation.get("policies", {}).get(name) for name in policies]
+    return [readable(value) if is_number(value) else "–" for value in values]
 
 
 def _findings(run: RunDirectory) -> Iterable[str]:
@@ -329,11 +341,11 @@ def line_chart(curves: Sequence[Curve], *, title: str, size: tuple[int, int] = (
             for x, y, *ends in zip(across(curve.x), *map(down, (curve.value, curve.low, curve.high)), strict=True):
                 parts.append(f'<path d="M{x:.1f} {ends[0]:.1f}V{ends[1]:.1f}" stroke="{color}" stroke-width="1.6"/>')
                 parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>')
-    for number, label in enumerate(labels if len(labels) > 1 else ()):
-        y = top + 14 + 15 * number
-        parts.append(f'<text x="{left + 10}" y="{y}" fill="{colors[label]}">— {escape(label)}</text>')
+    legend = labels if len(labels) > 1 else []
+    for number, label in enumerate(legend, start=1):
+        parts.append(f'<text x="4" y="{height + 15 * number}" fill="{colors[label]}">— {escape(label)}</text>')
     parts.append(f'<text x="{right}" y="{height - 3}" text-anchor="end">{x_label(curves)}</text>')
-    label = escape(title)
+    label, height = escape(title), height + 15 * len(legend) + 5 * bool(legend)
     head = f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" aria-label="{label}">'
     return f"{head}{''.join(parts)}</svg>"
 

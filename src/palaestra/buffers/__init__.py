@@ -8,6 +8,7 @@ layouts of what is read; `replay` has `ReplayBuffer`, which holds both;
 from palaestra.buffers.drawn import *
 from palaestra.buffers.exchange import *
 from palaestra.buffers.hindsight import *
+from palaestra.buffers.lane_storage import *
 from palaestra.buffers.mixture import *
 from palaestra.buffers.prioritized import *
 from palaestra.buffers.reader import *

@@ -77,6 +77,20 @@ class Windows(Batch):
     """[N] int64, the start's row in the buffer, for `write_back`."""
 
 
+def warn_of_resets(ends: int) -> None:
+    """Warns of episodes that are followed by their own last observation; of none it says nothing.
+
+    Args:
+        ends: how many.
+    """
+    if ends:
+        _log.warning(
+            "after %s ends of episodes the next row begins with the observation that ended it; a vector environment "
+            "that resets itself gives such rows, whose action it ignored: leave out the row after each end",
+            ends,
+        )
+
+
 FLAG = TensorSpec((), torch.bool)
 """Of `terminated` and `truncated`."""
 
@@ -215,7 +229,7 @@ def cast_rows(name: str, value: Any, spec: SpecTree, rows: int | None = None, *,
 
     Args:
         name: of the data, for messages.
-        value: arrays, tensors or lists in the structure of the spec.
+        value: arrays, tensors or lists in the structure of the spec; of a dict also a list of rows, each a dict.
         spec: without leading dimensions.
         rows: how many there must be; `None` for one without a leading dimension.
         finite: whether NaN and infinity are refused, which nothing could be learned from.
@@ -228,6 +242,8 @@ def cast_rows(name: str, value: Any, spec: SpecTree, rows: int | None = None, *,
         items = spec.items() if isinstance(spec, dict) else enumerate(spec)
         try:
             parts = value if isinstance(value, Mapping | Batch) else {str(i): part for i, part in enumerate(value)}
+            if rows and parts is not value and isinstance(spec, dict) and all(_has(row, spec) for row in value):
+                parts = {key: [row[key] for row in value] for key in spec}
             one = functools.partial(cast_rows, rows=rows, finite=finite)
             cast = {str(key): one(f"{name}.{key}", parts[str(key)], child) for key, child in items}
             return Batch.of(cast)
@@ -254,6 +270,10 @@ def cast_rows(name: str, value: Any, spec: SpecTree, rows: int | None = None, *,
     if (bad := (cast < low) | (cast > high)).any():
         raise ShapeError(f"{name} have the value {cast[bad][0]}, which is none of {spec}")
     return torch.from_numpy(cast).unsqueeze(len(leading))  # [rows, 1, ...] or [1, ...]
+
+
+def _has(row: Any, spec: Mapping[str, SpecTree]) -> bool:
+    return isinstance(row, Mapping) and spec.keys() <= row.keys()
 
 
 def _is_jpeg(row: Any) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.buffers.drawn import FLAG, cast_rows
+from palaestra.buffers.drawn import FLAG, cast_rows, warn_of_resets
 from palaestra.buffers.lane_storage import STEP_FIELDS
 from palaestra.buffers.replay import ReplayBuffer
 from palaestra.core import Batch, ConfigError, ShapeError, SpecTree, StepType, TensorSpec, import_extra, spec_leaves
@@ -153,7 +153,8 @@ def from_arrays(
 
     An episode ends where a flag says so. Where an observation is not the next one of the transition before, some
     transitions are missing: what lies before counts as cut off there. As these are parts of episodes, with returns that
-    nobody knows, both sides begin with MID instead of FIRST; how many such gaps there are is logged.
+    nobody knows, both sides begin with MID instead of FIRST; how many such gaps there are is logged. So is it how many
+    episodes are followed by their own last observation, if most are: rows of a vector environment that resets itself.
 
     Args:
         data: N of each, as arrays or lists: `obs` that actions were taken on, `action` as the environment executes it,
@@ -182,9 +183,12 @@ def from_arrays(
     specs = zip(_TRANSITION, (observation_spec, action_spec, TensorSpec(()), observation_spec, FLAG, FLAG), strict=True)
     seen, action, *others, after, ended, cut_off = (cast_rows(name, given[name], spec, count) for name, spec in specs)
     reward, terminated, truncated = (one[:, 0].numpy() for one in (*others, ended, cut_off))  # [N, 1] to [N]
-    flagged, apart = terminated | truncated, np.zeros(count, bool)
+    flagged, apart, moved = terminated | truncated, np.zeros(count, bool), np.zeros(count, bool)
     for before, led in zip(tree_leaves(seen), tree_leaves(after), strict=True):
         apart[:-1] |= (before[1:] != led[:-1]).flatten(1).any(1).numpy()
+        moved |= (before != led).flatten(1).any(1).numpy()
+    again = flagged[:-1] & ~apart[:-1] & moved[1:]
+    warn_of_resets(int(again.sum()) if 2 * again.sum() > flagged[:-1].sum() else 0)
     if (gaps := apart & ~flagged & (not gaps_end)).any():
         _log.warning("%s times transitions are missing, where no flag ends an episode: no whole ones there", gaps.sum())
     ends = np.flatnonzero(np.append((flagged | apart)[:-1], True))
@@ -204,10 +208,11 @@ def from_d4rl(path: str | Path, *, observation_spec: SpecTree, action_spec: Spec
     """A buffer with the transitions of an HDF5 file of D4RL (Fu et al. 2020, https://arxiv.org/abs/2004.07219).
 
     The file has `observations`, `actions`, `rewards` and `terminals`, N of each in time order, and `timeouts`, which
-    say where an episode was cut off. The observation that a cut-off transition led to is not in it, so such transitions
-    are left out, and those before them are cut off there; unless it has `next_observations`, too. With these alone, an
-    episode is cut off where an observation is not the next one of the transition before. An episode that the file has
-    no end of stays open: its return is not known.
+    say where an episode was cut off. The observation that an episode ended with is not in it, unless it has
+    `next_observations`, too: without, cut-off transitions are left out, and those before them are cut off there; where
+    the task ended, the observation before stands for it. That counts for nothing in values, but GAIL and AIRL look at
+    it. With them and no `timeouts`, an episode is cut off where an observation is not the next one of the transition
+    before. An episode that the file has no end of stays open: its return is not known.
 
     Args:
         observation_spec: of one observation.

@@ -1,4 +1,4 @@
-"""The rows of many lanes, one leaf per field: `LaneStorage`."""
+"""The rows of many lanes, one leaf per field: `LaneStorage`; and whether their actions are of one unit."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -12,7 +12,7 @@ from palaestra.buffers.storage import BLOCK_ROWS, BOOKKEEPING, MainMemory, Stora
 from palaestra.core import Batch, CheckpointError, ConfigError, PackedRows, ShapeError, StepType, TimeStep, as_array
 from palaestra.core.spec import SpecTree, TensorSpec, children_of, spec_leaves
 
-__all__: list[str] = []
+__all__ = ["other_actions"]
 
 FIRST, MID, LAST = (int(kind) for kind in StepType)
 STEP_FIELDS = ("step_type", "reward", "discount", "observation")
@@ -435,3 +435,60 @@ def _refuse(name: str, given: Any, dtype: np.dtype, shape: tuple[int, ...]) -> N
     raise ShapeError(
         f"{name} is {kind} of shape {tuple(given.shape)}, but the buffer was made for {dtype} of shape {shape}"
     )
+
+
+def other_actions(parts: Mapping[str, Mapping[str, Any]]) -> str:
+    """Why rows cannot be learned from together: equal numbers are other actions; nothing where they are the same.
+
+    A dtype is no unit, and a spec without bounds fits any. Where one side does not say what was executed, actions with
+    the spec of what the other side executes are executed ones.
+
+    Args:
+        parts: two, by their names in messages: what rows consist of, see `RowOptions`; or of a policy its
+            `raw_action_spec` and, as `executed_spec`, its `action_spec`.
+
+    Examples:
+        >>> from palaestra.core import BoundedSpec
+        >>> torque, sampled = (BoundedSpec((1,), minimum=-end, maximum=end) for end in (2, 1))
+        >>> raw, done = ({"action_spec": spec, "executed_spec": torque} for spec in (sampled, torque))
+        >>> other_actions({"one": raw, "the other": raw}), other_actions({"one": raw, "the other": done}) > ""
+        ('', True)
+    """
+    kept, told = ([rows.get(name) for rows in parts.values()] for name in ("action_spec", "executed_spec"))
+    executed = [told[0] or told[1], told[1] or told[0]]
+    raw = [spec is not None and _are_raw(own, spec) for own, spec in zip(kept, executed, strict=True)]
+    if raw[0] == raw[1] and _alike(*kept) and (not all(told) or _alike(*told)):
+        return ""
+    one, other = (
+        f"of {name} are {own}" + (f", raw ones of {spec}" if is_raw else ", as executed" if spec else "")
+        for name, own, spec, is_raw in zip(parts, kept, executed, raw, strict=True)
+    )
+    return (
+        f"the actions {one}, and those {other}: equal numbers are other actions. Bring them into one unit with "
+        "`palaestra.buffers.with_actions(buffer, spec, convert, executed_spec=policy.action_spec)`: raw ones are "
+        "executed with spec=policy.action_spec and convert=policy.env_action of the policy that sampled them; executed "
+        "ones are raw with spec=policy.raw_action_spec and `palaestra.policies.raw_actions` in `convert`"
+    )
+
+
+def _are_raw(kept: SpecTree, executed: SpecTree) -> bool:
+    """Whether actions are kept otherwise than executed; those that are executed in [-1, 1] are the same numbers raw."""
+
+    def same(own: TensorSpec, done: TensorSpec) -> bool:
+        low, high = done.bounds or (0, 0)
+        unit = np.all(low == -1) and np.all(high == 1)
+        return _fit(own, done) and bool(unit or (own.bounds is None) == (done.bounds is None))
+
+    own, done = spec_leaves(kept), spec_leaves(executed)
+    return own.keys() != done.keys() or not all(same(own[path], leaf) for path, leaf in done.items())
+
+
+def _alike(one: SpecTree, other: SpecTree) -> bool:
+    own, others = spec_leaves(one), spec_leaves(other)
+    return own.keys() == others.keys() and all(_fit(leaf, others[path]) for path, leaf in own.items())
+
+
+def _fit(one: TensorSpec, other: TensorSpec) -> bool:
+    if one == other or one.shape != other.shape or not (one.dtype.is_floating_point and other.dtype.is_floating_point):
+        return one == other
+    return one.bounds is None or other.bounds is None or np.allclose(one.bounds, other.bounds)

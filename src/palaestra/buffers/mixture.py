@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from palaestra.buffers.drawn import OVER_TIME, row_index
+from palaestra.buffers.lane_storage import other_actions
 from palaestra.buffers.replay import KeepsBuffer, ReplayBuffer, buffer_of
 from palaestra.core import Batch, ConfigError, ShapeError, TensorSpec, spec_layout, to_device, tree_map
 from palaestra.core.plan import OnPolicy, Plan, Replay
@@ -29,7 +30,8 @@ class MixtureSource:
 
     Raises:
         ConfigError: there is no buffer, or a share is not above 0.
-        ShapeError: observations, actions or rewards of the buffers differ in their parts, shapes or dtypes.
+        ShapeError: observations, actions or rewards of the buffers differ in their parts, shapes or dtypes; or actions
+            are raw in one and executed ones in another, or of other bounds.
 
     Examples:
         >>> from palaestra.core import DiscreteSpec, TensorSpec
@@ -75,6 +77,9 @@ class MixtureSource:
                     f"the buffers of a mixture need equal rows, but the {name} of buffer 0 is {first} and "
                     f"that of buffer {number} is {other}"
                 )
+        parts = {"buffer 0": self.buffers[0].options, f"buffer {number}": buffer.options}
+        if number and (said := other_actions(parts)):
+            raise ShapeError(said)
         for name in _BESIDES:
             if (spec := self.buffers[0].options.get(f"{name}_spec")) is not None:
                 other = buffer.options.get(f"{name}_spec")

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.buffers.drawn import FLAG, RowNumbers, Unroll, Windows, cast_rows, given_rows, lane_step
-from palaestra.buffers.lane_storage import FIRST, LAST, MID
+from palaestra.buffers.drawn import FLAG, RowNumbers, Unroll, Windows, cast_rows, given_rows, lane_step, warn_of_resets
+from palaestra.buffers.lane_storage import FIRST, LAST, MID, other_actions
 from palaestra.buffers.reader import Field, StreamReader
 from palaestra.buffers.samplers import Sampler, UniformSampler
 from palaestra.buffers.saving import (
@@ -47,7 +47,7 @@ class ReplayBuffer:
     transition is complete as soon as its time step has arrived. When a lane is full its oldest row is overwritten.
 
     A writer and a reader work on one storage. Their methods are the buffer's: see `StreamWriter` for `open`, `append`,
-    `extend`, `update`, `write_info` and `clear`, and `StreamReader` for all that reads.
+    `extend`, `write_info` and `clear`, and `StreamReader` for all that reads.
 
     Args:
         capacity: complete rows to keep, over all lanes; with `None` a full lane gets more room instead of losing its
@@ -78,11 +78,12 @@ class ReplayBuffer:
         """Where each lane is written next, and which rows it holds; to be read only."""
         self.origin: dict[str, str] = {}
         """What is known of where loaded rows come from; see `save`."""
+        self._saw_an_end = False  # of an episode, and what `add` got after it
         self._known_returns: tuple[Any, np.ndarray, np.ndarray, int] | None = None
 
         self.writer = writer = StreamWriter(streams)
         self.open, self.append, self.clear = writer.open, writer.append, writer.clear
-        self.extend, self.update, self.end_streams = writer.extend, writer.update, writer.end_streams
+        self.extend, self.end_streams = writer.extend, writer.end_streams
         self.write_info, self.forget = writer.write_info, writer.forget
         self.lose, self.skip = writer.lose, writer.skip
 
@@ -163,7 +164,9 @@ class ReplayBuffer:
 
         An episode ends where a flag says so. Where `obs` is not the `next_obs` of the transition before, some are
         missing: what lies before counts as cut off there. Neither side is a whole episode then: both begin with MID,
-        unless rows lie in mapped files or stacks of frames are kept, where what was written stays.
+        unless rows lie in mapped files or stacks of frames are kept, where what was written stays. Where the first
+        episode that ends is followed by its own last observation, a warning asks about environments that reset
+        themselves.
 
         Args:
             obs: what the action was taken on, raw.
@@ -184,20 +187,35 @@ class ReplayBuffer:
         specs = [*(storage.specs[name] for name in ("observation", "observation", "action", "reward")), FLAG, FLAG]
         named = zip({**given, "truncated": truncated}.items(), specs, strict=True)
         seen, led, acted, earned, ended, cut = (cast_rows(*one, spec) for one, spec in named)
-        number = self.positions.numbers(which)
-        running = self.positions.opened[lane] and bool(storage.step_types[number] != LAST)
-        stands = to_device(Batch.of({"obs": storage.take("observation", number)}), "cpu") if running else None
-        if stands != Batch.of({"obs": seen}):
+        number, opened = self.positions.numbers(which), bool(self.positions.opened[lane])
+        running = opened and bool(storage.step_types[number] != LAST)
+        looks = opened and not running and not self._saw_an_end
+        stands = to_device(Batch.of({"obs": storage.take("observation", number)}), "cpu") if running or looks else None
+        same = stands == Batch.of({"obs": seen})
+        if looks:
+            self._saw_an_end = True
+            warn_of_resets(int(same and stands != Batch.of({"obs": led})))
+        if not (running and same):
             if running:
-                begin = self.reader.after(number, -self.reader.steps_from_begin(number))
-                joins = (self.reader.ages(begin) > 0) & (storage.step_types[self.reader.after(begin, -1)] != LAST)
-                self.end_streams(which)
-                marked = begin[~joins & (storage.step_types[begin] == FIRST) & (not self.positions.spare)]
-                storage.step_types[marked] = MID
-                self.positions.rewrites += bool(marked.size)
+                self.writer.cut(which)
             self.open(lane_step(MID if running else FIRST, torch.zeros_like(earned), 1, seen), which)
         kind = LAST if ended or cut else MID
         self.append(acted, lane_step(kind, earned, 0 if ended else 1, led), env_id=which)
+
+    def update(self, other: "ReplayBuffer") -> None:
+        """Appends what another buffer holds, see `StreamWriter.update`; of `origin`, what both say stays.
+
+        Args:
+            other: with the same fields, and actions of the same unit: both raw ones of a policy, or executed ones.
+
+        Raises:
+            ShapeError: it has other fields or actions.
+        """
+        if said := other_actions({"this buffer": self.options, "the other": other.options}):
+            raise ShapeError(said)
+        told = self.origin.items() & other.origin.items() if len(self) else other.origin.items()
+        self.writer.update(other.reader)
+        self.origin = dict(told)
 
     # -- drawing
 

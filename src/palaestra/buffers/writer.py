@@ -248,24 +248,27 @@ class StreamWriter:
         The stream of a lane ends where that of the other buffer begins: its open row becomes the end of a truncated
         episode, so that no transition leads from one stream into the other.
 
+        What lies before is no whole episode then: see `cut`. Of other numbers of lanes, lane i is appended to lane i
+        modulo the lanes here; a lane that is full loses its oldest rows.
+
         Where both read stacks by `stack_num`, the other's overwritten rows whose frames are in its oldest stacks come
-        along. A lane that held rows before shows them as rows, which no draw begins with unless their stacks are whole.
+        along. A lane that held rows before, and all where the numbers of lanes differ, show them as rows, which no draw
+        begins with unless their stacks are whole.
 
         Args:
-            other: with the same fields and as many lanes.
+            other: with the same fields.
 
         Raises:
-            ShapeError: it has another number of lanes, or other fields.
+            ShapeError: it has other fields.
         """
-        if other.num_lanes != self._streams.num_lanes:
-            raise ShapeError(
-                f"a buffer of {other.num_lanes} lanes cannot be appended to one of {self._streams.num_lanes}"
-            )
-        held = self._positions.counts
+        size, held = self._streams.num_lanes, self._positions.counts
         for lanes, rows in other.pieces(frames=self._streams.stack_num - 1):
-            self.end_streams(lanes)
-            self.extend(rows, lanes)
-        self.keep(np.where(held == 0, other.positions.counts, self._positions.counts))
+            for begin in range(0, len(lanes), size):
+                to, some = [lane % size for lane in lanes[begin : begin + size]], slice(begin, begin + size)
+                self.cut(to)
+                self.extend(rows.map(lambda leaf, some=some: leaf[:, some]), to)
+        if other.num_lanes == size:
+            self.keep(np.where(held == 0, other.positions.counts, self._positions.counts))
 
     def keep(self, counts: np.ndarray) -> None:
         """Forgets all but the newest complete rows of each lane; frames of their stacks stay.
@@ -282,8 +285,7 @@ class StreamWriter:
         Args:
             env_id: which lanes, each once; `None` is all. Those that were never opened stay as they are.
         """
-        positions, storage = self._positions, self._storage
-        lanes = self.lanes_of(env_id)
+        positions, storage, lanes = self._positions, self._storage, self.lanes_of(env_id)
         lanes = lanes[positions.opened[lanes]]
         if self._streams.complete_only:
             positions.rewind(lanes, positions.unfinished[lanes])
@@ -298,6 +300,23 @@ class StreamWriter:
         storage.step_types[positions.numbers(lanes)] = MID  # of open rows whose place is taken by the next `open`
         self._ended[lanes] = self._streams.stack_num == 1  # else whole stacks are read within an episode
         self._streams.write_log()
+
+    def cut(self, env_id: Any = None) -> None:
+        """`end_streams`; the episodes that it cuts off count as parts: they begin with MID instead of FIRST.
+
+        Where rows lie in mapped files, or stacks of frames or hidden states are kept, what was written stays.
+
+        Args:
+            env_id: which lanes, each once; `None` is all.
+        """
+        kinds, reader = self._storage.step_types, StreamReader(self._streams)
+        running = np.intersect1d(reader.unfinished(), self._positions.numbers(self.lanes_of(env_id)))
+        begin = reader.after(running, -reader.steps_from_begin(running))
+        apart = (reader.ages(begin) == 0) | (kinds[reader.after(begin, -1)] == LAST)
+        self.end_streams(env_id)
+        if not self._positions.spare and self._streams.states is None:
+            kinds[begin[apart & (kinds[begin] == FIRST)]] = MID
+            self._positions.rewrites += bool(begin.size)
 
     def forget(self, env_id: Any = None) -> None:
         """Forgets all rows of lanes, open ones too, so that their streams begin anew.

@@ -62,21 +62,26 @@ class WorthOptions(RunOptions):
     """Seed of weights, minibatches and the bootstrap."""
 
 
-def _made(summary: experiments.DataSummary, options: JsonOptions) -> int:
+def _made(summary: experiments.DataSummary, options: JsonOptions, agents: AgentsConfig | None = None) -> int:
     follow = f"palaestra train ALGORITHM ENVIRONMENT --offline.data {shlex.quote(str(summary.path))}"
+    if agents and agents.mapping:
+        follow += f" --agents.mapping {shlex.join(word for pair in agents.mapping.items() for word in map(str, pair))}"
+    elif agents and agents.sharing != "shared":
+        follow += f" --agents.sharing {agents.sharing}"
     options.show(asdict(summary), f"data        {summary}\nnext        {follow}")
     return 0
 
 
 def export(run: str, folder: str, options: RunOptions) -> int:
     """Writes the replay buffer of a run's newest checkpoint."""
-    return _made(experiments.export_data(run, folder, root=options.root), options)
+    agents = experiments.find_run(run, options.root).config.agents
+    return _made(experiments.export_data(run, folder, root=options.root), options, agents)
 
 
 def collect_random(env: str, folder: str, options: ChanceOptions) -> int:
     """Lets chance act in an environment, and writes what it saw."""
-    steps, seed = options.steps, options.seed
-    return _made(experiments.collect_by_chance(options.env, options.agents, folder, steps=steps, seed=seed), options)
+    steps, seed, agents = options.steps, options.seed, options.agents
+    return _made(experiments.collect_by_chance(options.env, agents, folder, steps=steps, seed=seed), options, agents)
 
 
 @left_as_found()
@@ -87,7 +92,7 @@ def collect(name: str, folder: str, options: CollectOptions) -> int:
         raise ConfigError(f"who acts by which policy is settled in {run.path}; leave out --agents")
     learner, policies = experiments.policies_of_run(run, options.which)
     how = {"seed": options.seed, "deterministic": options.deterministic}
-    return _made(learner.record(policies, options.env, folder, steps=options.steps, **how), options)
+    return _made(learner.record(policies, options.env, folder, steps=options.steps, **how), options, options.agents)
 
 
 @left_as_found()

@@ -10,7 +10,8 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -48,10 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 code = _read_quickly([verb, *rest], own_process=arguments is None)()
             sys.stdout.flush()
         except KeyboardInterrupt as stopped:
-            code = _stopped(verb, stopped)
+            code = _stopped(verb, stopped, interrupted)
         except Exception as error:
-            # a signal that a library swallowed
-            code = _stopped(verb, _InterruptedError(interrupted[-1])) if interrupted else _failed(error)
+            last = next(reversed(interrupted), None)  # a signal that a library swallowed
+            code = _failed(error) if last is None else _stopped(verb, _InterruptedError(last), interrupted)
         sys.exit(code)
 
 
@@ -77,16 +78,16 @@ class _InterruptedError(KeyboardInterrupt):
 
 
 @contextlib.contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """Notes the signals that would have ended this process, as libraries may swallow what is raised."""
-    received, before, own = list[int](), dict[int, Any](), os.getpid()
+def _interrupts() -> Iterator[dict[int, float]]:
+    """Notes the signals that would have ended this process, and when, as libraries may swallow what is raised."""
+    received, before, own = dict[int, float](), dict[int, Any](), os.getpid()
 
     def handle(number: int, frame: FrameType | None) -> None:
         if os.getpid() != own:  # a fork, of an environment say
             signal.signal(number, before[number])
             signal.raise_signal(number)
-        elif not (received and number == signal.SIGHUP):  # which comes several times when a terminal closes
-            received.append(number)
+        elif not (received and _is_repeated(number, received)):
+            received.setdefault(number, time.monotonic())
             raise _InterruptedError(number)
 
     if threading.current_thread() is threading.main_thread():
@@ -105,10 +106,20 @@ def _interrupts() -> Iterator[list[int]]:
                 signal.signal(number, handler)
 
 
-def _stopped(verb: str, stopped: KeyboardInterrupt) -> int:
+def _is_repeated(number: int, received: Mapping[int, float]) -> bool:
+    """`runtime.Repeats`, which takes a second to import."""
+    return number == signal.SIGHUP or (number == signal.SIGTERM and time.monotonic() - received.get(number, -1.0) < 0.5)
+
+
+def _stopped(verb: str, stopped: KeyboardInterrupt, received: Mapping[int, float]) -> int:
     """Says that a command was stopped, and gives its exit code."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if not _is_repeated(number, received):
+            os._exit(128 + number)
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: os._exit(128 + number))  # one more, while this is said or all ends
+        signal.signal(number, end)  # one more, while this is said or all ends
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which comes several times when a terminal closes
     trains = sys.modules.get("palaestra.cli.train")  # which is imported when it is asked for
     begun = verb == "resume" or bool(trains and trains.begun)

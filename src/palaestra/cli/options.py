@@ -17,7 +17,7 @@ from rich.table import Column, Table
 
 from palaestra.cli.commands import Command
 from palaestra.cli.help import long_help, short_help, short_names
-from palaestra.config.config import Setting, meant, settings_of
+from palaestra.config.config import Setting, meant, require_workers, settings_of
 from palaestra.config.values import value_from_words
 from palaestra.core import ConfigError, did_you_mean
 from palaestra.core.errors import printable
@@ -221,6 +221,8 @@ def parse(base: T, typed: Sequence[str]) -> T:
     settings = _settings(base, typed, problems)
     try:
         config = config_from_mapping(type(base), settings, base=base)
+        if isinstance(base, ExperimentConfig):
+            require_workers(config, settings)
         if not problems:
             return config
     except ConfigError as error:

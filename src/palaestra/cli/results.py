@@ -10,6 +10,7 @@ from rich.console import Console
 
 from palaestra import experiments
 from palaestra.analysis.curves import Axis, Statistic, require_plot_name, shown_metric
+from palaestra.analysis.labels import table_cells
 from palaestra.cli.options import RunOptions, print_table
 from palaestra.core import AtLeastOne, ConfigError
 
@@ -144,7 +145,7 @@ def compare(first: str, second: str, options: CurveOptions) -> int:
         print(json.dumps(result.to_json()))
         return 0
     if result.differences:
-        rows = [(path, *values) for path, values in result.differences.items()]
+        rows = [(path, *table_cells(values)) for path, values in result.differences.items()]
         print_table(["setting", first, second], rows)
     else:
         print("the settings are the same")

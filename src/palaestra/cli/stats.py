@@ -1,13 +1,15 @@
 """`palaestra stats`: what runs of any library say about algorithms, and what they do not."""
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from palaestra import experiments
-from palaestra.analysis.curves import how_learned, labels_of_runs, require_plot_name
+from palaestra.analysis.curves import require_plot_name
+from palaestra.analysis.labels import how_learned, labels_of_runs
 from palaestra.cli.options import RunOptions
 from palaestra.core import ConfigError
 
@@ -32,19 +34,20 @@ class _Entry(NamedTuple):
     algorithm: str
     env: str
     run: experiments.LoggedRun
+    until: float = math.nan
+    """Env steps up to which it is scored."""
 
 
 def stats(names: list[str], options: StatsOptions) -> int:
     """Interquartile means, intervals, performance profiles and probabilities of improvement over runs."""
     if options.output is not None:
         require_plot_name(options.output)
-    entries = _entries(names, options)
+    entries, until = _with_ends(_entries(names, options))
     references = None if options.references is None else experiments.read_references(options.references)
-    until = _until(entries)
     parts = [[*until]] if references is not None else [[env] for env in until]
     if options.output is not None and len(parts) > 1:
         raise ConfigError("--output draws one environment, or several with --references; name runs of one")
-    scores = _table(entries, lambda one: one.run.score(until[one.env]))
+    scores = _table(entries, lambda one: one.run.score(one.until))
     results = [experiments.stats(_part(scores, part), references=references) for part in parts]
     record = {"stats": [result.to_json() for result in results], "env_steps": until, "plot": options.output}
     paragraphs = [*map(str, results), *_notes(entries, until)]
@@ -53,15 +56,19 @@ def stats(names: list[str], options: StatsOptions) -> int:
         efficiency = experiments.sample_efficiency(curves, references=references)
         path = experiments.save_stats(results[0], options.output, efficiency=efficiency, unit=_unit(entries))
         paragraphs[-1] += f"\nplot        {path}"
-    record |= {"metrics": _metrics(entries), "replaced": _replaced(entries)}
+    record |= {"metrics": _metrics(entries), "replaced": _replaced(entries), "scored_early": _scored_early(entries)}
     options.show(json.loads(json.dumps(record)), "\n\n".join(paragraphs))
     return 0
 
 
 def _notes(entries: Sequence[_Entry], until: Mapping[str, float]) -> Iterator[str]:
     """What a reader of the scores has to know."""
-    if at := [f"{env} {end:,.0f}" for env, end in until.items() if end]:
+    last = {env: max(min(one.until, one.run.end) for one in entries if one.env == env) for env in until}
+    own = {env: f" (others of its budget to their own ends, {last[env]:,.0f} at most)" for env in until}
+    if at := [f"{env} {end:,.0f}{own[env] * (last[env] > end)}" for env, end in until.items() if end]:
         yield f"up to where the shortest run ends, {_unit(entries)}: {', '.join(at)}"
+    for (at, end), paths in _scored_early(entries):
+        yield f"note: scored at {at:,.0f} of {end:,.0f} {_unit(entries)}: {', '.join(paths)}"
     metrics = _metrics(entries)
     if len({kind for kinds in metrics.values() for kind in kinds}) > 1:
         yield f"note: the scores are of different kinds: {metrics}"
@@ -85,10 +92,28 @@ def _replaced(entries: Sequence[_Entry]) -> dict[str, int]:
     return {str(one.run.path): one.run.replaced for one in entries if one.run.replaced}
 
 
-def _until(entries: Sequence[_Entry]) -> dict[str, float]:
-    """Env steps that all runs in an environment have reached."""
-    environments = sorted({one.env for one in entries})
-    return {env: min(float(one.run.points[-1, 0]) for one in entries if one.env == env) for env in environments}
+def _with_ends(entries: Sequence[_Entry]) -> tuple[list[_Entry], dict[str, float]]:
+    """Runs with the env steps up to which each is scored, and those that all in an environment have reached.
+
+    A run is scored where the shortest one ends; if both have done the same budget, at its own end.
+    """
+    runs = {env: [one.run for one in entries if one.env == env] for env in sorted({one.env for one in entries})}
+    shortest = {env: min(members, key=lambda run: run.end) for env, members in runs.items()}
+    found = list[_Entry]()
+    for one in entries:
+        first = shortest[one.env]
+        alike = first.budget is not None and one.run.budget == first.budget
+        found.append(one._replace(until=math.inf if alike else first.end))
+    return found, {env: run.end for env, run in shortest.items()}
+
+
+def _scored_early(entries: Sequence[_Entry]) -> list[tuple[tuple[float, float], list[str]]]:
+    """Runs that are scored before their end: env steps of that score and of their last one, and the logs."""
+    found: dict[tuple[float, float], list[str]] = {}
+    for one in entries:
+        if (at := one.run.scored_at(one.until)) < one.run.end:
+            found.setdefault((at, one.run.end), []).append(str(one.run.path))
+    return sorted(found.items())
 
 
 def _table(entries: Sequence[_Entry], value: Callable[[_Entry], T]) -> dict[str, dict[str, list[T]]]:

@@ -52,5 +52,6 @@ def tune(algorithm: str, env: str, options: TuneCommand) -> int:
         print(json.dumps(found.to_json()))
     else:
         preset = shlex.quote(str(found.directory / "preset.yaml"))
-        print(f"\n{found}\n\nnext        palaestra train {algorithm} {env} --config {preset}")
+        print(f"\n{found}\n\ntrials      {found.directory / 'summary.md'}")
+        print(f"next        palaestra train {algorithm} {env} --config {preset}")
     return 0

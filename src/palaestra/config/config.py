@@ -89,8 +89,10 @@ class ExperimentConfig:
                 f"{self.trainer.total_env_steps:,} (trainer.total_env_steps); give a shorter one"
             )
         is_async, number = self.distributed.mode == "async", self.trainer.episodes_per_iteration
-        if self.asynchronous != AsynchronousConfig() and not is_async:
-            yield f"{self.asynchronous} is for distributed.mode=async, which is {self.distributed.mode}"
+        usual = vars(AsynchronousConfig())
+        of_async = [name for name, value in vars(self.asynchronous).items() if value != usual[name]]
+        if of_async and not is_async:
+            yield f"asynchronous.{of_async[0]} is for distributed.mode=async (`--mode async`); give both, or neither"
         own_pace = {"distributed.mode=async": is_async, "env.num_ready": self.env.num_ready}
         own_pace["distributed.min_finished_workers"] = self.distributed.min_finished_workers
         if number is not None and (given := next((name for name, value in own_pace.items() if value), "")):
@@ -184,6 +186,23 @@ def config_from_mapping(kind: type[Any], data: Mapping[str, Any], *, base: Any =
     if problems:
         raise ConfigError("\n".join(problems))
     return config
+
+
+def require_workers(config: ExperimentConfig, given: Mapping[str, Any]) -> None:
+    """Refuses a number of workers that is asked for where there are none; every file of settings has one.
+
+    Args:
+        given: what is asked for, as `config_from_mapping` takes it.
+
+    Raises:
+        ConfigError: says what gives a run workers.
+    """
+    asked = _nested(given).get("distributed")
+    if config.distributed.runtime is None and isinstance(asked, Mapping) and "num_workers" in asked:
+        raise ConfigError(
+            f"distributed.num_workers is {config.distributed.num_workers}, but this run has no workers; give "
+            "distributed.runtime as local, process or ray, or leave it out"
+        )
 
 
 _type_hints = functools.cache(typing.get_type_hints)
@@ -301,8 +320,11 @@ def meant(name: str, known: Mapping[str, Setting], form: str) -> str:
     beside = [path for path in known if path.rpartition(".")[0] == group]
     inside = [path for path in known if path.startswith(f"{group}.")] if group and beside else [*known]
     last = last.replace("-", "_")
-    row = foreign_names().get(last)
-    path, note = None, ""
+    is_part = group in known and not known[group].is_group
+    row = None if is_part else foreign_names().get(last)
+    path, note = group if is_part else None, ""
+    if is_part and last in Linear.__dataclass_fields__:
+        note = "; give 'linear(start, end, fraction)'"
     if row is not None:
         path, note = _ours(row.ours, inside), f"; {row.note}" if row.note and last not in row.ours else ""
     if path is None and (row is None or len(inside) < len(known)):  # another word's meaning, or a word of this group

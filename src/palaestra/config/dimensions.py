@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from palaestra.config.config import ExperimentConfig, Setting, config_from_mapping, settings_of
+from palaestra.config.config import ExperimentConfig, Setting, config_from_mapping, meant, settings_of
 from palaestra.core import ConfigError, Linear, Range
 from palaestra.core.settings import members_of
 
@@ -146,7 +146,10 @@ def search_space(
     for path, ends in (changes or {}).items():
         path = setting_path(path)
         if path not in possible:
-            raise ConfigError(f"space.{path} is no number that can be searched; there are: {', '.join(possible)}")
+            inside = [one for one in possible if one.startswith(f"{path}.")]
+            near = "" if path in settings else meant(path, settings, "space.{}")
+            there = near or f"; there are: {', '.join(f'space.{one}' for one in inside or possible)}"
+            raise ConfigError(f"space.{path} is no number that can be searched{there}")
         if ends is None:
             chosen.pop(path, None)
         elif len(ends) != 2:
@@ -174,10 +177,11 @@ def first_values(config: ExperimentConfig, space: Sequence[Dimension]) -> dict[s
     return found
 
 
-def with_values(config: ExperimentConfig, values: Mapping[str, float]) -> ExperimentConfig:
-    """The configuration with what a trial has drawn.
+def settings_with(config: ExperimentConfig, values: Mapping[str, float]) -> dict[str, Any]:
+    """The settings, by path, that a trial's numbers make: those of a schedule are one.
 
     Args:
+        config: that the search begins from.
         values: by path, as in `Dimension`.
     """
     settings: dict[str, Any] = {}
@@ -189,7 +193,16 @@ def with_values(config: ExperimentConfig, values: Mapping[str, float]) -> Experi
             settings[group] = dataclasses.replace(schedule, **{part: value})
         else:
             settings[path] = value
-    return config_from_mapping(ExperimentConfig, settings, base=config)
+    return settings
+
+
+def with_values(config: ExperimentConfig, values: Mapping[str, float]) -> ExperimentConfig:
+    """The configuration with what a trial has drawn.
+
+    Args:
+        values: see `settings_with`.
+    """
+    return config_from_mapping(ExperimentConfig, settings_with(config, values), base=config)
 
 
 def _is_default(name: str, unused: Sequence[str]) -> bool:

@@ -223,6 +223,21 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str | None = None) 
     return f" — did you mean {close[0]!r}?" if close else otherwise
 
 
+def no_screen(error: BaseException) -> str:
+    """What to do where nothing can be drawn for want of a screen; empty where something else is wrong.
+
+    Args:
+        error: raised by what draws, or by a module that is imported for it.
+    """
+    if type(error).__name__ == "NoSuchDisplayException":
+        advice = "PYGLET_HEADLESS=true before the program starts, or run it under xvfb-run"
+    elif {"OpenGL", "EGL"} & {*re.findall(r"\w+", str(error))}:
+        advice = "MUJOCO_GL=egl, or MUJOCO_GL=osmesa, before the program starts"
+    else:
+        return ""
+    return f"found no screen to draw on ({error}); set the environment variable {advice}"
+
+
 TOLD = "PALAESTRA_TOLD"
 """The variable of the environment that names the folder of what a run has said (`told_once`)."""
 said = set[str]()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from palaestra.core.errors import ConfigError, MissingExtraError, PalaestraError, did_you_mean
+from palaestra.core.errors import ConfigError, MissingExtraError, PalaestraError, did_you_mean, no_screen
 
 __all__ = ["import_extra", "import_maker", "import_module", "import_object", "importable_name", "trust"]
 
@@ -65,9 +65,8 @@ def import_module(module_name: str, name: str) -> Any:
         ) from error
     except (Exception, SystemExit) as error:
         trace = "" if isinstance(error, SyntaxError) else f"\n\n{''.join(traceback.format_exception(error))}"
-        raise ConfigError(
-            f"{name!r} names the module {module_name!r}; importing it raised {type(error).__name__}: {error}{trace}"
-        ) from error
+        found = no_screen(error) or f"raised {type(error).__name__}: {error}{trace}"
+        raise ConfigError(f"{name!r} names the module {module_name!r}; importing it {found}") from error
 
 
 def import_extra(module_name: str, extra: str, purpose: str) -> Any:

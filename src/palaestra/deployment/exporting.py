@@ -114,16 +114,16 @@ def export(
         raise ConfigError(
             f"{run} has no policy {policy!r}{did_you_mean(policy, policies)}; it has {', '.join(policies)}"
         )
-    chosen: dict[str, NetworkPolicy] = {}
+    networks = {name: one for name, one in policies.items() if isinstance(one, NetworkPolicy)}
+    able = {name: one for name, one in networks.items() if not isinstance(one, SearchPolicy)}
     for name, one in policies.items():
-        if policy not in (None, name):
-            continue
-        if not isinstance(one, NetworkPolicy) or isinstance(one, SearchPolicy):
+        if policy in (None, name) and name not in able:
+            others = f", or export another one with --policy: {', '.join(able)}" if able else ""
             raise ConfigError(
                 f"the policy {name!r} is a {type(one).__name__}: a rule, or a search, in Python, which no other "
-                "program could run; serve it with `palaestra serve`, or export another one with --policy NAME"
+                f"program could run; serve it with `palaestra serve`{others}"
             )
-        chosen[name] = one
+    chosen = able if policy is None else {policy: able[policy]}
     target = source / "export" / format if directory is None else Path(directory)
     if target.suffix in (".onnx", ".pt2", ".pt"):
         raise ConfigError(f"--output is {str(target)!r}; give a folder for {_FILES[format]} and what is said of it")

@@ -9,7 +9,6 @@ import logging
 import os
 import resource
 import secrets
-import signal
 import socket
 import struct
 import sys
@@ -26,7 +25,7 @@ from palaestra.experiments import config_from_mapping, find_run, policies_of_run
 from palaestra.policies import Policy, load_policy
 from palaestra.rollout import RequestError
 from palaestra.runs.team import TeamLearner
-from palaestra.runtime import entitled, stop_signals
+from palaestra.runtime import Repeats, entitled, stop_signals
 
 __all__ = ["Served", "ServingConfig", "serve"]
 
@@ -71,9 +70,10 @@ class ServingConfig:
         fits = token is not None and len(token) >= _SHORTEST_TOKEN and token.isascii() and token.isprintable()
         if not fits and (token is not None or not is_loopback(self.host)):
             given = "none was given" if token is None else f"the one given has {len(token)} of any kind"
+            without = "leave it out, as only this machine can ask" if is_loopback(self.host) else "listen at 127.0.0.1"
             raise ConfigError(
                 f"a server at {self.host} needs a token of at least {_SHORTEST_TOKEN} printable ASCII characters, and "
-                f"{given}: use `openssl rand -hex 16`, or listen at 127.0.0.1 without one"
+                f"{given}: use `openssl rand -hex 16`, or {without}"
             )
 
     @property
@@ -253,7 +253,7 @@ class _HttpServer:
     def __init__(self, app: PolicyApp, reloads: _Reloads, listener: socket.socket) -> None:
         self._app, self._reloads, self._listener = app, reloads, listener
         self._states: dict[Any, tuple[Any, bool, float]] = {}
-        self._signals = 0
+        self._signals, self._repeats = 0, Repeats()
         uvicorn = import_extra("uvicorn", "serve", "serving")
         options: dict[str, Any] = {"lifespan": "off", "ws": "none", "access_log": False}
         options |= {"log_config": None, "log_level": "error"}
@@ -284,7 +284,7 @@ class _HttpServer:
             await serving
 
     def _signalled(self, number: int) -> None:
-        if self._signals and number == signal.SIGHUP:  # which comes several times when a terminal closes
+        if self._repeats(number) and self._signals:
             return
         self._signals += 1
         if self._signals > 1:

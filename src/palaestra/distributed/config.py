@@ -102,6 +102,15 @@ class DistributedConfig:
                 "for runtime=ray"
             )
 
+    def idle(self) -> Iterator[str]:
+        """What is wrong with settings that do nothing, which old runs may have and new ones may not."""
+        late = self._first(max_lag=0, grace_timeout_s=DistributedConfig.grace_timeout_s)
+        if late and self.runtime and self.mode == "sync" and self.min_finished_workers is None:
+            yield (
+                f"distributed.{late} is for data that comes late, and all workers are waited for; give "
+                "distributed.min_finished_workers, or leave it out"
+            )
+
     def _first(self, **unused: Any) -> str | None:
         """The first setting that is not what leaves it unused."""
         return next((name for name, value in unused.items() if getattr(self, name) != value), None)

@@ -172,7 +172,7 @@ class ReplayShards:
             rows += places.size
         what = f"{rows:,} rows of a fragment were lost on their way to a shard of replay: {why}"
         self.losses += 1
-        self._note(WorkerFault(call.worker, call.incarnation, what, "drop"), rows)
+        self._note(WorkerFault(self._runtime.status()[call.worker].name, call.incarnation, what, "drop"), rows)
 
     def _note(self, fault: WorkerFault, rows: int) -> None:
         self.lost_rows += rows
@@ -201,7 +201,8 @@ class ReplayShards:
             self.losses += 1
             what = f"a shard of replay was lost, and with it the {rows:,} rows that it held"
         for worker, why in ended.items():
-            self._restart(WorkerFault(worker, now[worker].incarnation, f"{why}: {what}", "restart"), rows)
+            fault = WorkerFault(now[worker].name, now[worker].incarnation, f"{why}: {what}", "restart")
+            self._restart(worker, fault, rows)
             rows = 0
         self._ids[number] = [*left, *(worker for worker in ids if worker not in left)]
         if left:
@@ -209,18 +210,18 @@ class ReplayShards:
         else:
             self.tell(number, "place", self._positions(number))
 
-    def _restart(self, fault: WorkerFault, rows: int) -> None:
+    def _restart(self, worker: str, fault: WorkerFault, rows: int) -> None:
         """Puts an empty worker instead of one that has ended."""
         self.lost_shards += 1
         try:
-            self._runtime.restart(fault.worker, f"was ended: {fault.what}")
+            self._runtime.restart(worker, f"was ended: {fault.what}")
         except WorkerDiedError as error:
             self._note(replace(fault, what=f"{fault.what}; {error}", handled="raise"), rows)
             raise WorkersLostError(f"{fault.what}; {error}") from error
         self._note(fault, rows)
-        mine = [call for call in self._pending if call.worker == fault.worker]
+        mine = [call for call in self._pending if call.worker == worker]
         self._runtime.wait(mine, timeout_s=0.0)  # they have failed
-        self._pending = [call for call in self._pending if call.worker != fault.worker]
+        self._pending = [call for call in self._pending if call.worker != worker]
 
     def copy(self, number: int) -> None:
         """Fills the copy of a shard with what the shard has, if there is one."""

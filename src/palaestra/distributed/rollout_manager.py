@@ -265,7 +265,7 @@ class WorkerStreams:
             "workers/lag_mean": _mean_lag(whole),
             "workers/lag_max": float(max(whole, default=0)),
             "workers/there": len(group.idle) + len(group.busy),
-            "workers/restarts": group.runtime.restarted,
+            "workers/restarts": sum(worker.incarnation for worker in group.workers),
             "workers/dropped": group.dropped.total,
             "workers/duplicates": group.runtime.duplicates,
             **{f"workers/lag_mean/{name}": _mean_lag(lags) for name, lags in several.items()},

@@ -98,7 +98,7 @@ def _steady(values: Mapping[str, float]) -> dict[str, Any]:
 
 
 def population_space(
-    config: ExperimentConfig, changes: Mapping[str, Sequence[float] | None] | None
+    config: ExperimentConfig, changes: Mapping[str, Sequence[float] | None] | None, every: int = 1
 ) -> tuple[ExperimentConfig, tuple[Dimension, ...]]:
     """The numbers that members of one population may differ in, and the configuration where they are numbers.
 
@@ -107,10 +107,18 @@ def population_space(
     Args:
         config: of the first member.
         changes: see `search_space`.
+        every: updates after which they are compared.
 
     Raises:
-        ConfigError: a path that was given is no such number, or there is none.
+        ConfigError: a path that was given is no such number, or there is none; nobody would be compared.
     """
+    rows = config.env.num_envs * getattr(config.algorithm.plan, "unroll_length", 1)
+    acting = config.trainer.total_env_steps - getattr(config.algorithm.plan, "learning_starts", 0)
+    if every >= (updates := acting / rows):
+        raise ConfigError(
+            f"search.pbt_every is {every}, and a run has {updates:.0f} updates, in which members would "
+            "never be compared; give a lower number, or more trainer.total_env_steps"
+        )
     algorithm = config.algorithm
     values = field_values(algorithm).items()
     annealed = {name: value.start for name, value in values if isinstance(value, Linear) and value.end == 0}
@@ -300,19 +308,21 @@ class Ancestry:
         return " ".join([str(head), *(f"→ {one} at {step:,}" for one, step in zip(rest, self.since, strict=True))])
 
 
-def lineage_page(runs: Mapping[int, RunDirectory], scores: Mapping[int, float], space: Sequence[Dimension]) -> str:
+def lineage_page(
+    runs: Mapping[int, RunDirectory], last: Mapping[int, tuple[int, float]], space: Sequence[Dimension]
+) -> str:
     """Who copied whom, in Markdown.
 
     Args:
         runs: of all members, by run seed.
-        scores: of their last policies.
+        last: env steps and score of their last evaluations.
         space: numbers that were tried.
     """
     names = [one.path.removeprefix("algorithm.") for one in space]
     lines = ["# Lineage", "", "Members by their run seeds; → is a copy, at these env steps.", ""]
-    lines += ["| member | last score | where it comes from |", "|---|---|---|"]
-    for number in sorted(runs, key=lambda one: -scores.get(one, -math.inf)):
-        score = readable(scores[number]) if number in scores else "failed"
+    lines += ["| member | last score | after env steps | where it comes from |", "|---|---|---|---|"]
+    for number in sorted(runs, key=lambda one: -last[one][1] if one in last else math.inf):
+        score = f"{readable(last[number][1])} | {last[number][0]:,}" if number in last else "failed | "
         lines.append(f"| {number} | {score} | {Ancestry.of(number, runs, space)} |")
     columns = ["env steps", "member", "score", "copied", "its score", *names]
     lines += ["", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]

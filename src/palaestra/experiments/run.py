@@ -19,7 +19,7 @@ import torch
 
 from palaestra.analysis.report import run_html, write_report
 from palaestra.buffers import ReplayBuffer
-from palaestra.config.config import ExperimentConfig, config_from_mapping
+from palaestra.config.config import ExperimentConfig, config_from_mapping, require_workers
 from palaestra.config.presets import OTHER_NAMES, AlgorithmOrName, algorithm_name, preset
 from palaestra.core import CheckpointError, ConfigError, EnvError, RunLostError, left_as_found
 from palaestra.core.errors import require_kind
@@ -158,6 +158,7 @@ def asked_config(
     base = preset(algorithm, name) if config is None else config
     require_kind(base, ExperimentConfig, "config", "an ExperimentConfig, such as load_config('my.yaml')")
     asked = config_from_mapping(ExperimentConfig, settings, base=base)
+    require_workers(asked, settings)
     require_same_task(asked, algorithm, name)
     return asked
 
@@ -206,12 +207,13 @@ def run(
     learner = make_learner(for_new_run(config))
     begin_from(learner)  # what does not fit is said before there is a directory
     data = learner.load_data(new=True)
-    with StopSignals(grace_s=config.trainer.grace_s):  # from here on there is something to resume
+    hooks: dict[str, Any] = {"progress": progress, "loggers": loggers, "callbacks": callbacks}
+    with StopSignals(grace_s=config.trainer.grace_s), ExitStack() as stack:  # now there is something to resume
         directory = RunDirectory.create(learner.config)
         if on_start is not None:
             on_start(directory.path)
-        with active(directory, learner, data, progress=progress, loggers=loggers, callbacks=callbacks) as trainer:
-            return ended(directory, trainer, trainer.run())
+        trainer = _entered(stack, active(directory, learner, data, **hooks), unused=directory.path)
+        return ended(directory, trainer, trainer.run())
 
 
 @left_as_found()
@@ -258,13 +260,23 @@ def resume(
         on_start(directory.path)
     hooks: dict[str, Any] = {"progress": progress, "loggers": loggers, "callbacks": callbacks}
     with ExitStack() as stack:
-        try:
-            trainer = stack.enter_context(active(directory, learner, data, **hooks, resumed=True))
-        except (CheckpointError, ConfigError):
-            if fork:  # with which nobody could go on
-                shutil.rmtree(directory.path, ignore_errors=True)
-            raise
+        made = active(directory, learner, data, **hooks, resumed=True)
+        trainer = _entered(stack, made, unused=directory.path if fork else None)
         return ended(directory, trainer, trainer.run())
+
+
+def _entered(stack: ExitStack, made: AbstractContextManager[Trainer], *, unused: Path | None) -> Trainer:
+    """The trainer of a run; what its user has to mend first leaves no directory that nobody could go on with.
+
+    Args:
+        unused: the directory, if it is new.
+    """
+    try:
+        return stack.enter_context(made)
+    except (CheckpointError, ConfigError):
+        if unused is not None:
+            shutil.rmtree(unused, ignore_errors=True)
+        raise
 
 
 @contextmanager

@@ -8,25 +8,25 @@ import shutil
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal
 
 from palaestra.config.config import ExperimentConfig
 from palaestra.config.dimensions import Dimension, first_values, search_space, with_values
-from palaestra.core import AtLeastOne, ConfigError, PalaestraError, Positive, Range, import_extra, require_ranges
+from palaestra.core import AtLeastOne, CheckpointError, ConfigError, PalaestraError, Positive, Range, import_extra
 from palaestra.core.computing import num_cores
-from palaestra.core.errors import CheckpointError
 from palaestra.core.reading import parse_json, read_lines
+from palaestra.core.settings import require_ranges
 from palaestra.experiments.pbt import population_space
 from palaestra.experiments.seeds import GroupResult, resume_members, resume_seeds, train_members, train_seeds
 from palaestra.runs import RunDirectory, find_runs, read_evaluations
 from palaestra.runs.together import require_together
 from palaestra.training import STOP_CODES, StoppedError, StopSignals, TrainerConfig
 
-__all__ = ["Search"]
+__all__ = ["Search", "Trial"]
 
 _POLL_S = 0.2
 _MAKING = threading.Lock()
@@ -35,6 +35,7 @@ _LEAST_TOGETHER = 4
 """Runs of which a population is quicker than a process for each."""
 _LEAVES_S = 60.0
 """How long seeds of a search that was killed may take to save and end."""
+_SAVED = "the study is saved, and the same call goes on"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,46 +107,28 @@ class Search:
         if self.pbt_every is None:
             return config, search_space(config, space)
         require_together([config])
-        rows = config.env.num_envs * getattr(config.algorithm.plan, "unroll_length", 1)
-        acting = config.trainer.total_env_steps - getattr(config.algorithm.plan, "learning_starts", 0)
-        if self.pbt_every >= (updates := acting / rows):
-            raise ConfigError(
-                f"search.pbt_every is {self.pbt_every}, and a run has {updates:.0f} updates, in which members would "
-                "never be compared; give a lower number, or more trainer.total_env_steps"
-            )
-        return population_space(config, space)
+        return population_space(config, space, self.pbt_every)
 
 
-class Outcomes(NamedTuple):
-    """How the trials of a search, or the members of a population, have ended."""
+@dataclass(frozen=True)
+class Trial:
+    """A trial of a search, or a member of a population, that has ended."""
 
-    complete: list[tuple[int, float, dict[str, Any]]]
-    """Number, score and settings of those that have a score."""
-    failed: dict[int, str]
-    """Errors of the trials that failed, by number."""
-    pruned: int
-    """Those that were ended early."""
+    number: int
+    """In the name of its runs: `trial_3`, `member_3`."""
+    status: Literal["complete", "pruned", "failed"]
+    """A pruned one was ended early."""
+    score: float | None
+    """What a complete one is ranked by, and what a pruned one had come to."""
+    settings: dict[str, Any]
+    """What it trained with, by path; of a member, the schedules with which its last policy came about."""
+    error: str | None = None
+    """Why it failed."""
 
 
-def searched(
-    config: ExperimentConfig, space: tuple[Dimension, ...], search: Search, tell: Callable[[str], None]
-) -> Outcomes:
-    """Runs the trials of a study, or goes on with it.
-
-    Args:
-        config: what it begins from.
-        space: what it tries.
-        search: how far to search.
-        tell: called with a line for each trial that has ended.
-
-    Raises:
-        CheckpointError: the journal is damaged.
-        StoppedError: the search was asked to stop.
-    """
-    folder = search.folder(config)
-    _cut_damage(folder / "journal.log", tell)
-    study = _study(folder, space, first_values(config, space), config.trainer.total_env_steps // 5)
-    return _run_trials(study, config, space, search, tell)
+def ranked(trials: Iterable[Trial]) -> list[Trial]:
+    """Trials with the best first, and those that are not complete last."""
+    return sorted(trials, key=lambda one: (one.status != "complete", -(one.score or 0.0), one.number))
 
 
 def _cut_damage(file: Path, tell: Callable[[str], None]) -> None:
@@ -165,15 +148,27 @@ def _cut_damage(file: Path, tell: Callable[[str], None]) -> None:
         return
 
 
-def _study(folder: Path, space: tuple[Dimension, ...], first: Mapping[str, float], warm_up: int) -> Any:
-    """The study of a folder, made where there is none; its first trial has values that are given.
+def opened(config: ExperimentConfig, space: tuple[Dimension, ...], search: Search, tell: Callable[[str], None]) -> Any:
+    """Optuna's study of a folder, made where there is none; its first trial has the values of the configuration.
 
     Optuna learns the nearest that can be drawn.
+
+    Args:
+        config: what it begins from.
+        space: what it tries.
+        search: how far to search.
+        tell: called with what is damaged.
+
+    Raises:
+        CheckpointError: the journal says what cannot be.
     """
+    folder, first = search.folder(config), first_values(config, space)
+    _cut_damage(folder / "journal.log", tell)
     optuna = import_extra("optuna", "tune", "searching for settings")
     backend = import_extra("optuna.storages.journal", "tune", "searching for settings").JournalFileBackend
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     # Half of the trials before have to be better at the same env steps, of which the first fifth say too little.
+    warm_up = config.trainer.total_env_steps // 5
     pruner = optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=warm_up)
     named: dict[str, Any] = {"study_name": "tune", "direction": "maximize", "load_if_exists": True}
     try:
@@ -187,10 +182,35 @@ def _study(folder: Path, space: tuple[Dimension, ...], first: Mapping[str, float
     return study
 
 
-def _run_trials(
+def ended_trials(study: Any) -> list[Trial]:
+    """The trials of Optuna's study that have ended, ranked.
+
+    Args:
+        study: see `opened`.
+    """
+    status: Any = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
+    found = [(one, one.user_attrs) for one in study.get_trials(deepcopy=False) if one.state.name in status]
+    return ranked(
+        Trial(one.number, status[one.state.name], one.value, own.get("settings", {}), own.get("error"))
+        for one, own in found
+    )
+
+
+def searched(
     study: Any, config: ExperimentConfig, space: tuple[Dimension, ...], search: Search, tell: Callable[[str], None]
-) -> Outcomes:
-    """Runs trials until there are enough, those first that were running when the last process ended."""
+) -> list[Trial]:
+    """Runs trials until there are enough, those first that were running when the last process ended.
+
+    Args:
+        study: see `opened`.
+        config: what it begins from.
+        space: what it tries.
+        search: how far to search.
+        tell: called with a line for each trial that has ended.
+
+    Raises:
+        StoppedError: the search was asked to stop.
+    """
     began_s, leave, running = time.monotonic(), threading.Event(), dict[Future[Any], list[Any]]()
     together = _are_together(config, space, search, tell)
     waiting = [one for one in study.get_trials() if one.state.name == "RUNNING"]
@@ -227,11 +247,8 @@ def _run_trials(
         finally:
             leave.set()  # trials in other threads end as after Ctrl-C
     if stop.received is not None:
-        raise StoppedError("the study is saved, and the same call goes on", stop.exit_code)
-    trials = study.get_trials(deepcopy=False)
-    best = [(one.number, one.value, one.user_attrs["settings"]) for one in trials if one.state.name == "COMPLETE"]
-    failed = {one.number: one.user_attrs.get("error", "") for one in trials if one.state.name == "FAIL"}
-    return Outcomes(best, failed, sum(one.state.name == "PRUNED" for one in trials))
+        raise StoppedError(_SAVED, stop.exit_code)
+    return ended_trials(study)
 
 
 def _are_together(
@@ -385,7 +402,7 @@ def trained(
         _wait_for(runs)
         done = resume_seeds(path, ended=ended)
     if done.exit_code in STOP_CODES:
-        raise StoppedError("the seeds are saved", done.exit_code)
+        raise StoppedError(_SAVED, done.exit_code)
     list(_scores(done))
     return done
 
@@ -416,7 +433,7 @@ def trained_together(
         _wait_for(runs)
         groups = resume_members(paths, **asked)
     if codes := [done.exit_code for done in groups if done.exit_code in STOP_CODES]:
-        raise StoppedError("the study is saved, and the same call goes on", codes[0])
+        raise StoppedError(_SAVED, codes[0])
     return groups
 
 

@@ -4,30 +4,30 @@ import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from palaestra.analysis.evaluation import evaluate_run
 from palaestra.config.config import ExperimentConfig, config_to_mapping, save_config, saved_config
-from palaestra.config.dimensions import Dimension, with_values
+from palaestra.config.dimensions import Dimension, settings_with, with_values
 from palaestra.config.presets import AlgorithmOrName
-from palaestra.core import CheckpointError, ConfigError, PalaestraError, readable
+from palaestra.core import CheckpointError, ConfigError, Linear, PalaestraError, readable
 from palaestra.core.errors import require_kind
 from palaestra.core.files import replace_text
 from palaestra.core.reading import parse_json, read_text
 from palaestra.experiments import study
 from palaestra.experiments.pbt import Ancestry, Selection, lineage_page
 from palaestra.experiments.run import asked_config
-from palaestra.experiments.study import Outcomes, Search
+from palaestra.experiments.study import Search, Trial, ranked
 from palaestra.ops import mean_interval
 from palaestra.runs import RunDirectory, read_evaluations
 from palaestra.runs.build import require_fit
 from palaestra.runs.lineage import changes_between, for_new_run
 from palaestra.runs.records import try_lock
 
-__all__ = ["Search", "TuningResult", "Winner", "tune"]
+__all__ = ["Search", "Trial", "TuningResult", "Winner", "tune"]
 
 _FRESH_SEED = 10_000
 """Added to the run seed for the winners."""
@@ -62,34 +62,49 @@ class TuningResult:
     """Folder of the study; `preset.yaml` in it is for `palaestra train --config`."""
     space: tuple[Dimension, ...]
     """What was searched."""
-    complete: int
-    """Trials with a score."""
-    pruned: int
-    """Trials that were ended early."""
+    trials: tuple[Trial, ...]
+    """All that have ended, or members, the best first and those that are not complete last."""
     failed: dict[int, str]
-    """Errors of the trials that failed, by number."""
+    """Errors of the trials that failed, also on fresh seeds, by number."""
     winners: tuple[Winner, ...]
-    """Best first, by the score of the search; the first one's settings are the preset."""
+    """Best first, by the score of the search."""
+    best: int
+    """Number of the trial whose settings the preset has: the first of those that have not failed on fresh seeds."""
+    preset: dict[str, Any]
+    """What was searched of the preset, by path, as `palaestra train` takes it."""
+    kind: Literal["trial", "member"] = "trial"
+    """What is numbered: trials, or the members of a population."""
+
+    @property
+    def complete(self) -> int:
+        """Trials with a score."""
+        return sum(one.status == "complete" for one in self.trials)
+
+    @property
+    def pruned(self) -> int:
+        """Trials that were ended early."""
+        return sum(one.status == "pruned" for one in self.trials)
 
     def to_json(self) -> dict[str, Any]:
         """All of it as JSON values."""
         winners = [{**dataclasses.asdict(one), "winners_curse": one.winners_curse} for one in self.winners]
-        return {**dataclasses.asdict(self), "directory": str(self.directory), "winners": winners}
+        counts = {"complete": self.complete, "pruned": self.pruned}
+        return {**dataclasses.asdict(self), **counts, "directory": str(self.directory), "winners": winners}
 
     def __str__(self) -> str:
-        head = f"{self.complete} trials are complete, {self.pruned} were pruned, {len(self.failed)} failed."
-        table = ["| trial | search | fresh seeds | 95% interval | winner's curse |", "|---|---|---|---|---|"]
-        lines = [head, "", *table]
+        counts = f"{self.complete} {self.kind}s are complete, {self.pruned} were pruned, {len(self.failed)} failed."
+        rows: list[Sequence[Any]] = []
         for one in self.winners:
             low, high = one.fresh_ci95
-            scores = " | ".join(map(readable, (one.search_score, one.fresh_score)))
-            lines.append(
-                f"| {one.trial} | {scores} | {readable(low)} to {readable(high)} | {readable(one.winners_curse)} |"
-            )
-        lines += ["", f"The preset has the settings of trial {self.winners[0].trial}, the best by the search:", ""]
-        settings = self.winners[0].settings.items()
+            scores = map(readable, (one.search_score, one.fresh_score))
+            rows.append([one.trial, *scores, f"{readable(low)} to {readable(high)}", readable(one.winners_curse)])
+        table = _table([self.kind, "search", "fresh seeds", "95% interval", "winner's curse"], rows)
+        lines = [counts, "", table if rows else "None has been trained on fresh seeds yet."]
+        lines += ["", f"The preset has the settings of {self.kind} {self.best}, the best by the search:", ""]
+        settings = self.preset.items()
         lines += [f"- {path}: {value if isinstance(value, str) else f'{value:.6g}'}" for path, value in settings]
-        return "\n".join([*lines, *(f"- trial {number} failed: {error}" for number, error in self.failed.items())])
+        lines += [f"- {self.kind} {number} failed: {error}" for number, error in self.failed.items()]
+        return "\n".join(lines)
 
 
 def tune(
@@ -117,7 +132,8 @@ def tune(
         config: see `train`.
         search: how far to search, and where the study is.
         space: changes of what is searched, as in `search_space`.
-        on_trial: called with a line for each trial and winner that has ended.
+        on_trial: called with a line for each trial and winner that has ended, and with a table of those that had ended
+            before this call.
         settings: see `train`.
 
     Raises:
@@ -141,14 +157,13 @@ def tune(
     folder = search.folder(config)
     with _held(folder, config, dimensions, search):
         if search.pbt_every is not None:
-            found = _evolved(config, dimensions, search, tell)
+            trials = _evolved(config, dimensions, search, tell)
         else:
-            found = study.searched(config, dimensions, search, tell)
-        result = _result(found, config, dimensions, search, tell)
-    save_config(with_values(config, result.winners[0].settings), folder / "preset.yaml")
-    replace_text(folder / "summary.json", json.dumps(result.to_json(), indent=2) + "\n")
-    replace_text(folder / "summary.md", f"# {config.algorithm_name} on {config.env.name}\n\n{result}\n")
-    return result
+            opened = study.opened(config, dimensions, search, tell)
+            if before := study.ended_trials(opened):
+                tell(f"the study goes on; so far\n\n{_trial_table(before, 'trial')}\n")
+            trials = study.searched(opened, config, dimensions, search, tell)
+        return _result(trials, config, dimensions, search, tell)
 
 
 @contextlib.contextmanager
@@ -182,7 +197,7 @@ def _is_same(text: str, asked: Mapping[str, Any], config: ExperimentConfig) -> b
 
 def _evolved(
     config: ExperimentConfig, space: tuple[Dimension, ...], search: Search, tell: Callable[[str], None]
-) -> Outcomes:
+) -> list[Trial]:
     """Trains the members of population-based training, and says who has come to what.
 
     Raises:
@@ -195,33 +210,54 @@ def _evolved(
     asked = {"selection": selection.to_json()}
     tell(f"{search.trials} members learn side by side in one graph, and are compared every {search.pbt_every} updates")
     groups = study.trained_together(selection.members(config, search.trials), seeds, paths, **asked)
-    failed, scores = dict[int, str](), dict[int, float]()
+    failed, last = dict[int, str](), dict[int, tuple[int, float]]()
     runs = {seed.seed: RunDirectory(seed.directory) for done in groups for seed in done.seeds}
     for seed in (seed for done in groups for seed in done.seeds):
-        last = read_evaluations(seed.directory)[-1:]
-        if seed.exit_code or not last or not math.isfinite(last[0][1]["return_mean"]):
+        ends = [(steps, result["return_mean"]) for steps, result in read_evaluations(seed.directory)[-1:]]
+        if seed.exit_code or not ends or not math.isfinite(ends[0][1]):
             failed[seed.seed] = f"{seed.status}: {seed.error or 'no finite evaluation was made'}"
         else:
-            scores[seed.seed] = last[0][1]["return_mean"]
-    replace_text(folder / "lineage.md", lineage_page(runs, scores, space))
-    families = {number: Ancestry.of(number, runs, space) for number in scores}
-    for number, family in families.items():
-        tell(f"member {number} ended with {scores[number]:.2f}; it comes from {family}")
-    return Outcomes([(number, score, families[number].settings) for number, score in scores.items()], failed, 0)
+            last[seed.seed] = ends[0]
+    replace_text(folder / "lineage.md", lineage_page(runs, last, space))
+    trials = [Trial(number, "failed", None, {}, error) for number, error in failed.items()]
+    for number, (steps, score) in last.items():
+        family = Ancestry.of(number, runs, space)
+        tell(f"member {number} ended with {score:.2f} after {steps:,} {config.unit}; it comes from {family}")
+        trials.append(Trial(number, "complete", score, family.settings))
+    return ranked(trials)
 
 
 def _result(
-    found: Outcomes, config: ExperimentConfig, space: tuple[Dimension, ...], search: Search, tell: Callable[[str], None]
+    trials: Sequence[Trial],
+    config: ExperimentConfig,
+    space: tuple[Dimension, ...],
+    search: Search,
+    tell: Callable[[str], None],
 ) -> TuningResult:
-    """Trains the best trials again on fresh seeds."""
-    folder, failed = search.folder(config), dict(found.failed)
-    complete = sorted(found.complete, key=lambda one: (-one[1], one[0]))
+    """Trains the best trials again on fresh seeds; what is known is written down after each of them."""
+    folder, kind = search.folder(config), "trial" if search.pbt_every is None else "member"
+    failed = {one.number: one.error or "" for one in trials if one.status == "failed"}
+    complete = [(one.number, one.score or 0.0, one.settings) for one in trials if one.status == "complete"]
     if not complete:
-        raise ConfigError(f"no trial in {folder} has a score; the first failure: {next(iter(failed.values()), 'none')}")
+        first = next(iter(failed.values()), "none")
+        raise ConfigError(f"no {kind} in {folder} has a score; the first failure: {first}")
     winners, unfit = list[Winner](), ""
+
+    def known() -> TuningResult:
+        best = next((one for one in trials if one.number not in failed), trials[0])
+        save_config(with_values(config, best.settings), folder / "preset.yaml")
+        preset = settings_with(config, best.settings).items()
+        preset = {path: str(value) if isinstance(value, Linear) else value for path, value in preset}
+        found = TuningResult(folder, space, tuple(trials), dict(failed), tuple(winners), best.number, preset, kind)
+        page = f"# {config.algorithm_name} on {config.env.name}\n\n{found}\n\n{_trial_table(trials, kind)}\n"
+        replace_text(folder / "summary.json", json.dumps(found.to_json(), indent=2) + "\n")
+        replace_text(folder / "summary.md", page)
+        return found
+
     for number, score, values in complete:
         if len(winners) == search.top:
             break
+        known()
         if any(one.settings == values for one in winners):
             continue  # a copy of another member, with the same schedules
         path = folder / "runs" / f"winner_{number}_{search.fresh_seeds}seeds"
@@ -232,12 +268,27 @@ def _result(
             raise  # which its user has to mend: the next trial is no better
         except PalaestraError as error:
             failed[number] = unfit = f"on fresh seeds: {error}"
-            tell(f"trial {number} scored {score:.2f} in the search and failed on fresh seeds: {error}")
+            tell(f"{kind} {number} scored {score:.2f} in the search and failed on fresh seeds: {error}")
             continue
         scores = [evaluate_run(seed.directory, episodes=search.fresh_episodes).return_mean for seed in done.seeds]
         mean = math.fsum(scores) / len(scores)
         winners.append(Winner(number, values, score, mean, mean_interval(scores)))
-        tell(f"trial {number} scored {score:.2f} in the search and {mean:.2f} on fresh seeds")
+        tell(f"{kind} {number} scored {score:.2f} in the search and {mean:.2f} on fresh seeds")
     if not winners:
-        raise ConfigError(f"every trial of {folder} failed on fresh seeds; the last: {unfit}")
-    return TuningResult(folder, space, len(complete), found.pruned, failed, tuple(winners))
+        raise ConfigError(f"every {kind} of {folder} failed on fresh seeds; the last: {unfit}")
+    return known()
+
+
+def _trial_table(trials: Sequence[Trial], kind: str) -> str:
+    """All trials with the numbers that they trained with; schedules of members are in their configurations."""
+    names = {path: "" for one in trials for path, value in one.settings.items() if not isinstance(value, str)}
+    rows: list[Sequence[Any]] = []
+    for one in trials:
+        numbers = [f"{one.settings[name]:.6g}" if name in one.settings else "" for name in names]
+        rows.append([one.number, "" if one.score is None else readable(one.score), one.status, *numbers])
+    return _table([kind, "score", "status", *(name.removeprefix("algorithm.") for name in names)], rows)
+
+
+def _table(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
+    """In Markdown."""
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (head, ["---"] * len(head), *rows))

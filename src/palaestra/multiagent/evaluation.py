@@ -153,7 +153,10 @@ def evaluate_agents(
     play = play_multi_agent_envs(policies, envs, policy_specs, deterministic=deterministic, generator_seed=noise)
     finished = rollout.first_episodes(play, envs.batch_size, episodes, time_limit_s=time_limit_s)
     deterministic = deterministic and not any(policy.eval_epsilon for policy in policies.values())
-    return rollout.evaluation_of(finished, list(seeds), deterministic=deterministic)
+    evaluation = rollout.evaluation_of(finished, list(seeds), deterministic=deterministic)
+    earned = {name: evaluation.parts[at] for name in policy_specs if (at := f"{name}/return") in evaluation.parts}
+    evaluation.policies.update(earned if len(policy_specs) > 1 else {})
+    return evaluation
 
 
 def play_multi_agent_envs(

@@ -323,10 +323,17 @@ def _load_pettingzoo(name: str, **kwargs: Any) -> MultiAgentEnv:
         except PettingZooRegistryError:
             env = pettingzoo.make("aec", path, **kwargs)
     except (PettingZooRegistryError, ImportError) as error:
+        missing = error if isinstance(error, ImportError) else error.__cause__
+        if isinstance(missing, ImportError):
+            family = path.partition("/")[0]
+            raise ConfigError(
+                f"{name!r} cannot be made: {missing}; what its family needs is an extra of PettingZoo's own: "
+                f"pip install 'pettingzoo[{family}]'"
+            ) from error
         known = sorted({*pettingzoo.aec_registry, *pettingzoo.parallel_registry})
         raise ConfigError(
-            f"{name!r} cannot be made: {error}. Names are such as pettingzoo:classic/tictactoe-v3"
-            f"{core.did_you_mean(path, known)}. Families of environments need extras of PettingZoo's own"
+            f"{name!r} cannot be made: {str(error).rstrip('.')}. Names are such as pettingzoo:classic/tictactoe-v3"
+            f"{core.did_you_mean(path, known)}"
         ) from error
     return from_pettingzoo(env)
 

@@ -1,19 +1,20 @@
 """Convolutional networks: `NatureCNN`, the residual network of IMPALA, and two for pictures below 36 pixels."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, final, get_args
 
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import ConfigError, ShapeError, did_you_mean
+from palaestra.core import ConfigError, ShapeError, SpecTree, did_you_mean
 from palaestra.nn.blocks import NormalizedLinear
 from palaestra.nn.config import CNN
 from palaestra.nn.fast import in_graph
 
-__all__ = ["ConvolutionalNetwork", "ImpalaCNN", "MinAtarCNN", "NatureCNN", "SmallCNN"]
+__all__ = ["BoardNetwork", "ConvolutionalNetwork", "ImpalaCNN", "MinAtarCNN", "NatureCNN", "SmallCNN"]
 
+_BOARD = "observation"
 _AT_ONCE = 64
 """Pictures that a CPU takes at once where no gradient is wanted: what lies between two layers then stays in its cache,
 and below the size that glibc asks the system for anew each time."""
@@ -200,6 +201,52 @@ class MinAtarCNN(ConvolutionalNetwork):
 
     def _pixels_out(self, pixels: int) -> int:
         return pixels - 2
+
+
+@final
+class BoardNetwork(nn.Module):
+    """Features of a board: one convolution with 64 channels over all windows of 4 x 4 cells, and one fully connected
+    layer, each with a relu.
+
+    An encoder, `palaestra.nn:BoardNetwork`. Each line of four cells lies in a window, and weights are the same for all.
+
+    Args:
+        observation_spec: of a board, [C, H, W], or of a dict that has one as `observation`.
+
+    Raises:
+        ShapeError: there is no board, or it is smaller than a window.
+
+    Examples:
+        >>> from palaestra.core import TensorSpec
+        >>> BoardNetwork(TensorSpec((2, 6, 7)))(torch.zeros(5, 2, 6, 7)).shape
+        torch.Size([5, 128])
+    """
+
+    _window, _channels, _features = 4, 64, 128
+
+    def __init__(self, observation_spec: SpecTree) -> None:
+        super().__init__()
+        self._is_dict = isinstance(observation_spec, Mapping)
+        spec: Any = observation_spec.get(_BOARD) if isinstance(observation_spec, Mapping) else observation_spec
+        shape: Sequence[int] = getattr(spec, "shape", ())
+        if len(shape) != 3 or min(shape[1:]) < self._window:
+            raise ShapeError(
+                f"a board needs the shape [C, H, W], with H and W of at least {self._window} cells, alone or as "
+                f"{_BOARD!r} of a dict; this is {observation_spec}: leave the encoder out, or name one of your own"
+            )
+        windows = (shape[1] - self._window + 1) * (shape[2] - self._window + 1)
+        self.convolution = nn.Conv2d(shape[0], self._channels, self._window)
+        self.linear = nn.Linear(self._channels * windows, self._features)
+
+    def forward(self, observation: Any) -> Tensor:
+        """Features [..., 128].
+
+        Args:
+            observation: [..., C, H, W], or the dict.
+        """
+        board = observation[_BOARD] if self._is_dict else observation
+        found = self.convolution(board.flatten(0, -4)).relu().flatten(1)
+        return self.linear(found).relu().unflatten(0, board.shape[:-3])
 
 
 class ImpalaCNN(ConvolutionalNetwork):

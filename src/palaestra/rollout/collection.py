@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from palaestra.algorithms import Algorithm
-from palaestra.buffers import DeviceMemory, KeepsBuffer, ReplayBuffer, buffer_of, sampler_of
+from palaestra.buffers import DeviceMemory, KeepsBuffer, ReplayBuffer, buffer_of, other_actions, sampler_of
 from palaestra.core import ConfigError, ShapeError, SpecTree, TensorSpec, schedule_value, spec_layout
 from palaestra.core.errors import require_kind
 from palaestra.core.importing import GIVEN
@@ -210,6 +210,20 @@ class OfflineData:
     unfinished = False
     """Never: nothing is collected."""
 
+    def require_units_of(self, policies: Mapping[str, Policy]) -> None:
+        """Refuses data with other actions than those that policies sample.
+
+        Args:
+            policies: that learn, by name.
+
+        Raises:
+            ShapeError: they are executed ones where the policy's are raw, or of other bounds.
+        """
+        for name in self.sources.keys() & policies.keys():
+            own = {"action_spec": policies[name].raw_action_spec, "executed_spec": policies[name].action_spec}
+            if said := other_actions({"the data": self.sources[name].options, f"the {name} that learns": own}):
+                raise ShapeError(said)
+
     def unroll(self, length: float, *, random: Collection[str] = ()) -> CollectInfo:
         """Counts one update; nothing is collected.
 
@@ -253,6 +267,10 @@ class OfflineFirst:
         self.collector, self._offline, self._updates = collector, OfflineData(data), updates
         self.num_lanes: int = collector.num_lanes
         """Streams of the collector."""
+
+    def require_units_of(self, policies: Mapping[str, Policy]) -> None:
+        """See `OfflineData.require_units_of`."""
+        self._offline.require_units_of(policies)
 
     @property
     def loaded(self) -> Mapping[str, ReplayBuffer]:

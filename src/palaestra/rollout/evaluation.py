@@ -116,6 +116,8 @@ class Evaluation:
     played them."""
     rival_at: int | None = None
     """Env steps of those policies' evaluation, where known."""
+    policies: dict[str, float] = field(default_factory=dict)
+    """Of several policies, what an agent of each earned on average."""
 
     def weighted(self, weights: Sequence[float]) -> "Evaluation":
         """The same episodes with weighted sums as their returns, instead of sums.

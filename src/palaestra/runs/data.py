@@ -118,7 +118,7 @@ def _transitions(buffer: ReplayBuffer) -> Batch:
 
 def read_for(
     policy: Policy,
-    data: str,
+    data: str | ReplayBuffer,
     env: EnvConfig | None,
     reward_shape: tuple[int, ...] = (),
     *,
@@ -130,7 +130,7 @@ def read_for(
 
     Args:
         policy: whose units actions get.
-        data: as `DataConfig.data`.
+        data: as `DataConfig.data`, or a buffer with what lies there.
         env: of the policy, with whose task that of the data is compared; None where nobody knows it.
         reward_shape: of one reward.
         rewards: what to say of rewards of another kind than the environment's; nothing if it does not matter.
@@ -141,16 +141,17 @@ def read_for(
         ConfigError: there is none, it is of another environment, or a value cannot be learned from.
         CheckpointError: it is damaged.
     """
-    buffer = _read(data, policy)
+    buffer = _read(data, policy) if isinstance(data, str) else data
+    called = f"offline.data {data!r}" if isinstance(data, str) else "the data"
     misfit = _misfit(buffer, policy, reward_shape, learns) or _other_actions(buffer, policy)
     unclear = "" if misfit else _unclear(buffer, policy)
     if unclear and not new:
-        _log.warning("offline.data %r: %s; this run began with it, and takes them for raw", data, unclear)
+        _log.warning("%s: %s; this run began with it, and takes them for raw", called, unclear)
         unclear = ""
     if misfit := misfit or unclear or _unlearnable(buffer, policy):
-        raise ConfigError(f"offline.data {data!r} does not fit {env.name if env else 'the policy'}: {misfit}")
+        raise ConfigError(f"{called} does not fit {env.name if env else 'the policy'}: {misfit}")
     if env is not None:
-        _compare(buffer.origin, env, data, rewards)
+        _compare(buffer.origin, env, data if isinstance(data, str) else "given", rewards)
     return _as_sampled(buffer, policy)
 
 
@@ -201,7 +202,11 @@ def _read(data: str, policy: Policy) -> ReplayBuffer:
         return _read_foreign(data, policy)
     path = Path(data)
     if not path.is_dir():
-        raise ConfigError(f"offline.data is {data!r}, but there is no such folder (looked in {Path.cwd()})")
+        beside = ", ".join(sorted(one.parent.name for one in path.parent.glob("*/buffer.json")))
+        there = (
+            f"; {path.parent} has {beside}. Policies of many agents need the --agents of their data" if beside else ""
+        )
+        raise ConfigError(f"offline.data is {data!r}, but there is no such folder (looked in {Path.cwd()}){there}")
     if not (path / "buffer.json").is_file():
         raise ConfigError(
             f"offline.data is {data!r}, but this folder holds no saved buffer: it has no buffer.json; `palaestra data` "

@@ -39,7 +39,8 @@ class DataSummary:
     """Steps of incomplete episodes, which were not written."""
 
     def __str__(self) -> str:
-        mean = "" if self.return_mean is None else f", mean return {self.return_mean:.1f}"
+        of = " of an agent's episode, as its actions earned it" if self.parts else ""
+        mean = "" if self.return_mean is None else f", mean return {self.return_mean:.1f}{of}"
         mean += f", {self.left_out:,} steps of others left out" if self.left_out else ""
         own = f"{self.path}: {self.steps:,} steps, {self.episodes:,} complete episodes{mean}"
         return "\n            ".join([own, *map(str, self.parts.values())])

@@ -73,6 +73,7 @@ def _senseless(config: ExperimentConfig) -> Iterator[str]:
         if getattr(config.algorithm, name) is None:
             yield f"{config.algorithm_name} needs algorithm.{name}: {what}"
     yield from idle_settings(config.algorithm)
+    yield from config.distributed.idle()
 
 
 def _with_paths(config: ExperimentConfig) -> ExperimentConfig:

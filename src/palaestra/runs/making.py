@@ -175,7 +175,7 @@ def lane_bytes(env: EnvConfig) -> tuple[int, int]:
 
 
 def require_kept_statistics(env: EnvConfig) -> None:
-    """Refuses Gymnasium's wrappers whose statistics no checkpoint has, or miss what the time limit cuts off.
+    """Refuses Gymnasium's wrappers whose statistics no checkpoint has, and all that miss what a time limit cuts off.
 
     Of the library's own it says what evaluations lack.
 
@@ -185,14 +185,14 @@ def require_kept_statistics(env: EnvConfig) -> None:
     Raises:
         ConfigError: says what to give instead.
     """
+    own = re.search(r"Wrap\('EpisodeStatistics'\).*Wrap\('TimeLimit\(", repr((*env.wrappers, *env.train_wrappers)))
+    if own or re.search(r"\bRecordEpisodeStatistics\b", repr(env.gym_wrappers)):
+        raise ConfigError(
+            f"{'' if own else 'Record'}EpisodeStatistics reports no episode that the time limit cuts off, for that "
+            "lies around it; give --env.wrappers EpisodeStatistics, after TimeLimit where that is given, too"
+        )
     for one in (*env.gym_wrappers, *env.wrappers, *env.train_wrappers):
-        text = one if isinstance(one, str) else repr(one)
-        if one in env.gym_wrappers and re.search(r"\bRecordEpisodeStatistics\b", text):
-            raise ConfigError(
-                "Gymnasium's RecordEpisodeStatistics reports no episode that the time limit cuts off, for that lies "
-                "around env.gym_wrappers; give --env.wrappers EpisodeStatistics"
-            )
-        if found := re.search(r"\bNormalize(Observation|Reward)\b", text):
+        if found := re.search(r"\bNormalize(Observation|Reward)\b", repr(one)):
             instead = INSTEAD[found[0]]
             if one in env.gym_wrappers:
                 raise ConfigError(

@@ -514,8 +514,8 @@ def read_evaluations(run: str | Path) -> list[tuple[int, dict[str, Any]]]:
             low, high = record["return_ci95"]
             if not record["returns"] or not all(map(is_number, [*numbers, low, high])):
                 raise ValueError("numbers are needed")
-            if not isinstance(record.get("parts", {}), dict):
-                raise ValueError("`parts` must be an object")
+            if not all(isinstance(record.get(name, {}), dict) for name in ("parts", "policies")):
+                raise ValueError("`parts` and `policies` must be objects")
             if own and record.get("run") not in (own, None):
                 raise ValueError(f"it is of the run {record['run']}, this one is {own}")
             found.append((int(path.stem), record))

@@ -413,6 +413,12 @@ def find_runs(names: Sequence[str | Path], root: str | Path = "runs") -> list[Ru
                 break
         else:
             known = _known(root, str(name).removeprefix(f"{root}/"))
+            if (Path(name) / "study.json").is_file():
+                trial = min((Path(name) / "runs").glob("[!.]*_*"), default=Path(name) / "runs/trial_0")
+                raise CheckpointError(
+                    f"{name} is a study of `palaestra tune`, no run; give its trials, as {trial} or "
+                    f"{trial.with_name(trial.name.split('_')[0])}_*; {name}/summary.md has their scores and settings"
+                )
             if Path(name).is_dir():
                 raise CheckpointError(f"{name} is no run, for it has no config.yaml{known}")
             fetch = f"; `palaestra pull {name}` gets it" if str(name).startswith("zoo:") else ""

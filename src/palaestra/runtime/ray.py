@@ -26,6 +26,10 @@ __all__ = ["RayRuntime"]
 
 _log = logging.getLogger(__name__)
 _SLICE_S = 0.5  # how soon a lost node is noticed
+_TOKEN = (
+    "If the cluster has a token, set RAY_AUTH_MODE=token here and give the same one, as ~/.ray/auth_token or "
+    "RAY_AUTH_TOKEN"
+)
 _INLINE_BYTES = 64 << 10  # travels with the call; a node that is lost while Ray stores something ends this process
 
 
@@ -241,14 +245,13 @@ def _join(ray: Any, address: str | None, num_cpus: int | None) -> RayProcesses |
             return RayProcesses(ray, address="local", include_dashboard=False, num_cpus=num_cpus, **quiet)
         except Exception as error:  # Ray's own are of no other type
             raise ClusterError(f"Ray does not start on this machine: {error}. Begin again") from error
+    advice = "If there is none, start one with `ray start --head`, or leave the address out to use this machine"
     try:
         reach(address)
+        advice = f"{_TOKEN}. {advice}"
         ray.init(address=address, **quiet)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ConfigError(
-            f"the Ray cluster at {address!r} cannot be joined: {error}. Start one with `ray start --head`, give its "
-            "address, or leave the address out to use this machine"
-        ) from error
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        raise ConfigError(f"the Ray cluster at {address!r} cannot be joined: {error}. {advice}") from error
 
 
 def _options(resources: Mapping[str, float]) -> dict[str, Any]:

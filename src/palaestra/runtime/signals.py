@@ -7,10 +7,34 @@ import subprocess
 import time
 from collections.abc import Iterator
 
-__all__ = ["STOP_SIGNALS", "end_group", "ignore_stop_signals", "signals_blocked", "stop_signals"]
+__all__ = ["STOP_SIGNALS", "Repeats", "end_group", "ignore_stop_signals", "signals_blocked", "stop_signals"]
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What asks a run to stop: Ctrl-C, a scheduler, and the end of its terminal."""
+_MOMENT_S = 0.5
+
+
+class Repeats:
+    """Tells which signals only say again what has been said.
+
+    SIGHUP comes several times when a terminal closes; `timeout` sends SIGTERM to its child and at once to its group.
+    """
+
+    def __init__(self) -> None:
+        self._terminated_s = -_MOMENT_S
+
+    def __call__(self, number: int) -> bool:
+        """Whether a signal is one of them; called for the first one, too.
+
+        Args:
+            number: of the signal.
+        """
+        if number != signal.SIGTERM:
+            return number == signal.SIGHUP
+        now_s = time.monotonic()
+        repeated = now_s - self._terminated_s < _MOMENT_S
+        self._terminated_s = self._terminated_s if repeated else now_s
+        return repeated
 
 
 def stop_signals() -> list[signal.Signals]:

@@ -16,7 +16,7 @@ import torch
 from palaestra.algorithms import Algorithm, UpdateInfo
 from palaestra.core import POLICY, ConfigError, DataSource, NonFiniteError, RowsLostError
 from palaestra.policies import Policy
-from palaestra.rollout import CollectInfo, Collector, Episode, Metric
+from palaestra.rollout import CollectInfo, Collector, Episode, Metric, OfflineData, OfflineFirst
 from palaestra.training.config import TrainerConfig
 
 __all__ = [
@@ -158,6 +158,7 @@ def manager_of(learner: Any, collector: Any, eval_epsilon: float) -> PolicyManag
     Raises:
         ConfigError: it is something else; or the collector acts with a policy that an algorithm does not learn; or one
             of them has no epsilon.
+        ShapeError: actions of loaded data are not as the policies sample them.
     """
     if isinstance(learner, Algorithm):
         if isinstance(collector, Collector) and collector.policy is not learner.policy:
@@ -170,6 +171,8 @@ def manager_of(learner: Any, collector: Any, eval_epsilon: float) -> PolicyManag
         raise ConfigError(f"Trainer was given a {type(learner).__name__}; give an algorithm, or a PolicyManager")
     for algorithm in learner.algorithms.values():
         algorithm.policy.eval_epsilon = eval_epsilon
+    if isinstance(collector, OfflineData | OfflineFirst):
+        collector.require_units_of({name: one.policy for name, one in learner.algorithms.items()})
     return learner
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Self
 
-from palaestra.runtime import STOP_SIGNALS, stop_signals
+from palaestra.runtime import STOP_SIGNALS, Repeats, stop_signals
 
 __all__ = ["STOP_CODES", "StopSignals", "StoppedError"]
 
@@ -32,9 +32,10 @@ class StoppedError(KeyboardInterrupt):
 class StopSignals:
     """While entered, notes the first SIGINT, SIGTERM or SIGHUP; a second one raises `StoppedError` where it strikes.
 
-    SIGHUP, which comes several times when a terminal closes, is neither a second one nor the first of two; where it was
-    ignored (`nohup`) it still is. Outside the main thread, where Python delivers no signals, nothing is noted; nor is
-    it in a fork, which ends by what it is sent. Entered inside another one, it continues from what that one has noted.
+    A SIGTERM within half a second of another is no second one: `timeout` sends both. SIGHUP, which comes several times
+    when a terminal closes, is neither a second one nor the first of two; where it was ignored (`nohup`) it still is.
+    Outside the main thread, where Python delivers no signals, nothing is noted; nor is it in a fork, which ends by what
+    it is sent. Entered inside another one, it continues from what that one has noted.
 
     Args:
         on_stop: called at the first signal, inside the handler.
@@ -51,6 +52,7 @@ class StopSignals:
         self._on_stop, self._second_ends = on_stop, second_ends
         self._grace_s = grace_s if grace_s is None or grace_s < _LONGEST_GRACE_S else None
         self._before: dict[int, object] = {}
+        self._repeats = Repeats()
         self._own = os.getpid()
 
     def __enter__(self) -> Self:
@@ -61,6 +63,7 @@ class StopSignals:
                 if isinstance(outer, StopSignals):
                     self.received = self.received or outer.received
                     self._second_ends = self._second_ends and outer._second_ends
+                    self._repeats = outer._repeats
         return self
 
     def __exit__(
@@ -78,8 +81,8 @@ class StopSignals:
             return
         if number == signal.SIGALRM:
             raise StoppedError(f"at once, {self._grace_s} s after the signal", self.exit_code)
-        first = self.received is None
-        if not first and (number == signal.SIGHUP or not self._second_ends):
+        first, repeated = self.received is None, self._repeats(number)
+        if not first and (repeated or not self._second_ends):
             return
         if not first and self.received != signal.SIGHUP:
             raise StoppedError("at once, by a second signal", 128 + number)

@@ -47,6 +47,7 @@ class Trainer:
 
     Raises:
         ConfigError: a part is of another kind, or the collector acts with a policy that does not learn here.
+        ShapeError: actions of loaded data are not as the policy samples them.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 
-from palaestra.core import ConfigError, MissingExtraError, check_time_step
+from palaestra.core import ConfigError, EnvError, MissingExtraError, check_time_step
 from palaestra.envs import EnvConfig, create_environment, load
 from palaestra.envs.suites import envpool as suite
 
@@ -72,6 +72,27 @@ def test_unknown_names_and_arguments_are_refused():
         pool("envpool:CartPoll-v1")
     with pytest.raises(ConfigError, match="colour"):
         pool(kwargs={"colour": "red"})
+
+
+def test_a_pool_draws_lane_0_or_says_why_it_cannot():
+    """`palaestra play` of every such run failed, and asked for the render_mode that it had given."""
+    with pool(kwargs={"render_mode": "rgb_array"}) as env:
+        env.reset()
+        assert env.render().shape == (400, 600, 3)
+    with pool() as env, pytest.raises(EnvError, match="cannot draw 'CartPole-v1': render_mode must be set to 'rgb_"):
+        env.render()
+    with pool("envpool:FrozenLake-v1", kwargs={"render_mode": "rgb_array"}) as env:
+        env.reset()
+        with pytest.raises(EnvError, match="cannot draw 'FrozenLake-v1': render not implemented"):
+            env.render()
+
+
+def test_a_pool_draws_every_step_in_its_window(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(suite.EnvPoolVectorEnv, "render", lambda self: drawn.append(self))
+    with pool(kwargs={"render_mode": "human"}) as env:
+        play(env, 2)
+    assert len(drawn) == 3
 
 
 def test_a_missing_package_is_named(monkeypatch):

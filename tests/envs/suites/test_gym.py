@@ -206,6 +206,25 @@ def test_a_task_has_its_registered_limit_before_its_package_was_imported(tmp_pat
     assert EnvConfig(name="toys/Gone-v0").task == "toys/Gone-v0"
 
 
+def test_an_id_is_named_with_the_module_that_registers_it(tmp_path, monkeypatch):
+    """What was meant was named without it, so that the next try knew the id no more."""
+    ids = ("late_toys/Late-v0", "Soon-v1")
+    (tmp_path / "late_toys.py").write_text(f"import gymnasium\nfor name in {ids}:\n    gymnasium.register(name, 'a:B')")
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        for name, advice in {
+            "late_toys/Late-v0": "It is installed and was not imported; write late_toys:late_toys/Late-v0$",
+            "late_toys:late_toy/Late-v0": "did you mean 'late_toys:late_toys/Late-v0'",
+            "late_toys:Soon-v0": "did you mean 'late_toys:Soon-v1'",
+            "late_toys:Zebra/Quagga-v0": "was imported and did not register it; .* write mine:Zebra/Quagga-v0$",
+        }.items():
+            with pytest.raises(ConfigError, match=advice):
+                load(name)
+    finally:
+        for name in ids:
+            gymnasium.registry.pop(name, None)
+
+
 def test_mujoco_warns_once_through_logging_and_writes_no_file(tmp_path, monkeypatch, caplog, capfd):
     """What Gymnasium's models use of the past is of no concern to users; an unstable simulation is, once."""
     mujoco = pytest.importorskip("mujoco")

@@ -16,7 +16,7 @@ from palaestra.envs.contract.environment import HasSpecs, SingleEnvironment
 from palaestra.envs.contract.nest import problem, zeros
 from palaestra.envs.contract.rows import TEXT, Specs, no_number, not_five, wrong_info
 from palaestra.envs.contract.spaces import OLD_GYM, plain, reward_spec_of, sample_allowed, spec_from_space
-from palaestra.envs.supervision.faults import no_screen
+from palaestra.envs.supervision.faults import no_pictures
 
 __all__ = ["GymEnvironment", "gym_env_of", "plain_choices"]
 
@@ -143,16 +143,14 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
             with _without_a_screen():
                 picture = self.gym_env.render()
         except NotImplementedError:
-            picture = None
+            raise EnvError(f"{self.gym_env} cannot be drawn: it has no method render") from None
         except Exception as error:
-            if not (advice := no_screen(str(error))):
+            if not (advice := errors.no_screen(error)):
                 raise
             raise EnvError(f"{self.gym_env} {advice}") from None
         if not isinstance(picture, np.ndarray):
-            raise EnvError(
-                f"{self.gym_env} drew {type(picture).__name__} with render_mode {self.gym_env.render_mode!r}; "
-                'make it with render_mode="rgb_array"'
-            )
+            kind, mode = type(picture).__name__, self.gym_env.render_mode
+            raise EnvError(f"{self.gym_env} drew {kind} with render_mode {mode!r}{no_pictures(mode)}")
         return picture
 
     def close(self) -> None:

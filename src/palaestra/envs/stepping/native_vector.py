@@ -16,7 +16,7 @@ from palaestra.envs.contract.episodes import lane_seeds_of, require_read_mask, s
 from palaestra.envs.contract.nest import batched_arrays, batched_leaves, flatten, to_batched, unflatten
 from palaestra.envs.contract.rows import MOST_ELEMENTS, Rows, Specs, completed, no_number
 from palaestra.envs.contract.spaces import reward_spec_of, spec_from_space
-from palaestra.envs.supervision.faults import describe
+from palaestra.envs.supervision.faults import describe, no_pictures
 
 __all__ = ["NativeVectorEnvironment"]
 
@@ -250,9 +250,10 @@ class NativeVectorEnvironment(SharedAttributes, HasSpecs, Environment):
         try:
             pictures = self.vector_env.render()
         except NotImplementedError:
-            pictures = None
+            raise EnvError(f"{self.vector_env} cannot be drawn: it has no method render") from None
         if pictures is None or not isinstance(pictures[0], np.ndarray):
-            raise EnvError(f'{self.vector_env} draws nothing; make it with render_mode="rgb_array"')
+            mode = self.vector_env.render_mode
+            raise EnvError(f"{self.vector_env} drew nothing with render_mode {mode!r}{no_pictures(mode)}")
         return pictures[0]
 
     def close(self) -> None:

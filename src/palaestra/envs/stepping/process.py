@@ -116,7 +116,7 @@ class ProcessDriver(Driver):
                 if "could not be made" in what:
                     raise EnvError(f"environment {self.first_id + lane} {what}: {detail}")
                 script = (
-                    " If its own output shows that it ran your script again, put the script's code under "
+                    ". If its own output shows that it ran your script again, put the script's code under "
                     '`if __name__ == "__main__":`'
                 )
                 text = f"{seat.process.name} {what} while it was making its environments: {detail}"

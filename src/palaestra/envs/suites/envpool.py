@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from palaestra.core import ConfigError, did_you_mean, import_extra
+from palaestra.core import ConfigError, EnvError, did_you_mean, import_extra
 from palaestra.envs.suites.gym import RegisteredEnvironment, with_limit
 from palaestra.envs.suites.suite import Native
 
@@ -42,6 +42,7 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
         task = name.removeprefix(PREFIX)
         self._make = lambda seed: _make(task, {**kwargs, "num_envs": num_envs, "seed": seed})
         self._pool = self._make(0)
+        self._task, self.render_mode = task, kwargs.get("render_mode")
         self.num_envs = num_envs
         self.single_observation_space = self._pool.observation_space
         self.single_action_space = self._pool.action_space
@@ -56,6 +57,7 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
             self._pool.close()
             self._pool = self._make(int(seed))
         observation, info = self._pool.reset()
+        self._show()
         return observation, _own(info)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -65,7 +67,19 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
             actions: one for each.
         """
         observation, reward, terminated, truncated, info = self._pool.step(np.asarray(actions))
+        self._show()
         return observation, reward, terminated, truncated, _own(info)
+
+    def render(self) -> Any:
+        """A picture of lane 0, uint8 [1, H, W, 3]; of `render_mode="human"` a window instead.
+
+        Raises:
+            EnvError: EnvPool cannot draw this task, or the pool was made without `render_mode`.
+        """
+        try:
+            return self._pool.render()
+        except RuntimeError as error:
+            raise EnvError(f"EnvPool cannot draw {self._task!r}: {error}") from None
 
     def close_extras(self, **kwargs: Any) -> None:
         """Closes the pool.
@@ -74,6 +88,10 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
             kwargs: none exist.
         """
         self._pool.close()
+
+    def _show(self) -> None:
+        if self.render_mode == "human":
+            self.render()
 
 
 def native(name: str, num_envs: int, kwargs: dict[str, Any], limit: int | None) -> Native:

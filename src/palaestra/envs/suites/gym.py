@@ -142,12 +142,18 @@ def find_spec(name: str) -> EnvSpec:
         return gymnasium.spec(name)
     except gymnasium.error.Error as error:
         said = str(error).partition(" Did you mean: `")[0]  # a name without a version is no id
-        known = _today(name) or did_you_mean(name, gymnasium.registry)
-        known = known if known.startswith(" ") else ""
-        raise ConfigError(
-            f"no environment {name!r} in Gymnasium's registry: {said}{known} "
-            'An environment of your own is named "my_package:MyEnvironment"'
-        ) from error
+        own = f"{module}:" if colon else ""  # what registers an id has to be imported whenever it is looked up
+        known = _today(name, own) or did_you_mean(name, gymnasium.registry, "").replace("mean '", f"mean '{own}")
+        namespace, advice = name.partition("/")[0], 'An environment of your own is named "my_package:MyEnvironment"'
+        lost = isinstance(error, gymnasium.error.NamespaceNotFound)
+        if not colon and lost and importlib.util.find_spec(namespace) is not None:
+            advice = f"It is installed and was not imported; write {namespace}:{name}"
+        elif colon and not known:
+            advice = (
+                f"The module {module!r} was imported and did not register it; if one of its functions does, call that "
+                f"in a module of your own, mine.py, and write mine:{name}"
+            )
+        raise ConfigError(f"no environment {name!r} in Gymnasium's registry: {said}{known} {advice}") from error
 
 
 def registered_limit(name: str) -> int | None:
@@ -162,7 +168,7 @@ def registered_limit(name: str) -> int | None:
     return None if spec is None else spec.max_episode_steps
 
 
-def _today(name: str) -> str:
+def _today(name: str, module: str = "") -> str:
     """The end of a message that says how an id of another version or package is called now; empty if it is not."""
     game = re.sub(r"(NoFrameskip|Deterministic)?(-v\d+)?$", "", name.rpartition("/")[2])
     if name.startswith("MinAtar/"):
@@ -176,7 +182,7 @@ def _today(name: str) -> str:
         return f" — did you mean 'ALE/{game}-v5'?"
     alike = [spec for spec in gymnasium.registry.values() if spec.name == game and not spec.namespace]
     newest = max(alike, key=lambda spec: spec.version or 0, default=None)
-    return f" — did you mean {newest.id!r}?" if newest is not None and newest.id != name else ""
+    return f" — did you mean '{module}{newest.id}'?" if newest is not None and newest.id != name else ""
 
 
 def registered_environments() -> list[RegisteredEnvironment]:

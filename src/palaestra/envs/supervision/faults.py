@@ -1,7 +1,6 @@
 """What happens when an environment fails: a policy, a record of every fault, and a budget of restarts."""
 
 import dataclasses
-import re
 import signal
 import threading
 import time
@@ -14,6 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 import numpy as np
 
 from palaestra.core import Duration, EnvError, NonFiniteError, NotNegative, PalaestraError, Range, require_ranges
+from palaestra.core.errors import no_screen
 from palaestra.runtime import Leak
 
 __all__ = ["EventLog", "Fault", "FaultKind", "FaultPolicy", "Hang", "RestartBudget", "describe", "is_own", "leaks_of"]
@@ -275,25 +275,20 @@ def describe(error: BaseException) -> tuple[str, str]:
         text = f"(its message cannot be read: {type(another).__name__})"
     if isinstance(error, PalaestraError):
         return kind, text
-    text = no_screen(text) or text
     try:
+        text = no_screen(error) or text
         return kind, f"{text}\n\n{''.join(traceback.format_exception(error))}"
     except BaseException:  # other parts of an exception can fail as well
         return kind, f"{text}\n\n{''.join(traceback.format_tb(error.__traceback__))}"
 
 
-def no_screen(text: str) -> str:
-    """What to do where a picture cannot be drawn for want of a screen; empty where something else is wrong.
+def no_pictures(render_mode: str | None) -> str:
+    """What to do where an environment that was made with this `render_mode` drew no picture; empty if it should have.
 
     Args:
-        text: of the error.
+        render_mode: of an environment, or of a pool.
     """
-    if not {"OpenGL", "EGL"} & {*re.findall(r"\w+", text)}:
-        return ""
-    return (
-        f"found no screen to draw on ({text}); set the environment variable MUJOCO_GL=egl, or MUJOCO_GL=osmesa, before "
-        "the program starts"
-    )
+    return "" if render_mode == "rgb_array" else '; make it with render_mode="rgb_array"'
 
 
 def is_own(error: BaseException) -> bool:

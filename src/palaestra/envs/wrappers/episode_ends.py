@@ -133,7 +133,8 @@ class EpisodeStatistics(EnvironmentWrapper):
     """Adds `episode/return` and `episode/length` to the `info` of every LAST step.
 
     Put it inside of layers that change rewards: the library's own metrics see what comes out at the outside, and these
-    are the raw numbers. They become the metrics `info/episode/return` and `info/episode/length`.
+    are the raw numbers. Put it around a `TimeLimit`: what one further out cuts off is not reported, and new runs refuse
+    that. They become the metrics `info/episode/return` and `info/episode/length`.
 
     Examples:
         >>> from palaestra.envs import load

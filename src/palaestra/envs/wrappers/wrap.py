@@ -164,7 +164,7 @@ class Wrap:
         except TypeError as error:
             odd = next((key for key in self.kwargs if key not in signature.parameters), "")
             takes = ", ".join(list(signature.parameters)[1:]) or "none"
-            hint = did_you_mean(odd, list(signature.parameters)[1:]) if odd else ""
+            hint = did_you_mean(odd, list(signature.parameters)[1:], "") if odd else ""
             raise ConfigError(f"the wrapper {self} does not fit: {error}; its arguments are: {takes}{hint}") from None
         return wrapper
 
