@@ -22,6 +22,7 @@ def trials(tmp_path):
     for number in range(8):
         group = tmp_path / "runs" / f"trial_{number}"
         settings = {"gamma": 1 - 0.0123456789 * (number + 1), "entropy_cost": 0.123456789 / (number + 1)}
+        settings |= {"gae_lambda": 1 - 0.023456789 * (number + 1)}
         own = {f"algorithm__{name}": value for name, value in settings.items()}
         for seed in (0, 1):
             rows = rows_of([1.0, 2.0 + number + seed])
@@ -35,6 +36,8 @@ def test_curves_with_long_labels_have_the_names_of_their_groups_everywhere(trial
     names = [f"trial_{number}" for number in range(8)]
     curves = curves_of(trials)
     assert [curve.label for curve in curves] == names
+    table = save_plot(curves, tmp_path / "plot.csv").read_text()
+    assert f"algorithm.gamma={trials[0].config.algorithm.gamma} " in table, "a table has room"
     assert max(map(len, terminal_plot(curves, width=80).plain.splitlines())) <= 90
     page = write_report([run.path for run in trials[:6]], tmp_path / "page.html").read_text()
     assert re.findall("<h1>(.*)</h1>", page) == ["trial_0 · trial_1 · trial_2"]
@@ -72,6 +75,8 @@ def test_short_numbers_stay_different(tmp_path):
     assert shown_labels(several) == [f"{name}=0.9877", f"{name}=0.95"]
     assert table_cells([0.98765432, 0.98765431]) == ["0.98765432", "0.98765431"]
     assert len(table_cells(["x" * 300, 1])[0]) == 64
+    long = ["x" * 300 + end for end in "ab"]
+    assert table_cells(long) == long
 
 
 def test_runs_are_called_by_as_much_of_their_paths_as_tells_them_apart(tmp_path):

@@ -288,6 +288,10 @@ def test_runs_that_are_done_with_one_budget_count_at_their_own_ends_and_others_a
     said = output(capsys)
     assert ": 3946, 4925" in said and "scored at" not in said
     assert "3,946 (others of its budget to their own ends, 4,925 at most)" in said
+    (tmp_path / "z.csv").write_text(f"algorithm,environment,seed,step,score\nz,{CHAIN},0,3900,1\n")
+    for order in (["x=runs", "z=z.csv"], ["z=z.csv", "x=runs"]):
+        assert exit_code("stats", *(one.replace("=", f"={tmp_path}/") for one in order)) == 0
+        assert "x on" not in order and ": 3946, 4925" in output(capsys)
     finished(tmp_path / "runs", "c", (3_000, 8_000), budget=8_000)
     assert exit_code("stats", f"x={tmp_path / 'runs'}", "--json") == 0
     record = json.loads(capsys.readouterr().out)

@@ -250,6 +250,19 @@ def test_lanes_of_another_number_are_appended_one_after_the_other(lanes, others)
     assert len(joined.starts(1)) == drawn
 
 
+@pytest.mark.parametrize("rows", [3, 128])
+def test_an_episode_that_a_gap_cuts_is_a_part_where_the_lane_grows_there_too(rows):
+    """It counted as whole at 128 rows, where more room was made."""
+    specs = {"observation_spec": TensorSpec((2,)), "action_spec": DiscreteSpec(num=2)}
+    buffer, nothing = ReplayBuffer(None, 1, **specs), torch.zeros(1)
+    buffer.add(torch.zeros(2), nothing.long()[0], 0.0, torch.ones(2), False, False)
+    for _ in range(rows - 1):
+        buffer.add(torch.ones(2), nothing.long()[0], 0.0, torch.ones(2), False, False)
+    before = buffer.positions.rewrites
+    buffer.add(torch.zeros(2), nothing.long()[0], 0.0, torch.ones(2), False, False)
+    assert not buffer.episodes() and buffer.positions.rewrites == before + 1
+
+
 @pytest.mark.parametrize("steps", [2, 5])
 def test_an_episode_that_is_only_cut_by_what_is_appended_is_no_whole_one(steps):
     """It counted as one, with the return of a part: a Decision Transformer was shown 13 where 40 was earned."""

@@ -148,6 +148,7 @@ def test_all_that_is_new_refuses_such_a_folder(tmp_path):
 
 
 FREE, DOUBLE = TensorSpec((1,)), dataclasses.replace(TORQUE, dtype=torch.float64)
+UPWARDS = BoundedSpec((1,), minimum=0.0, maximum=np.inf)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +166,7 @@ FREE, DOUBLE = TensorSpec((1,)), dataclasses.replace(TORQUE, dtype=torch.float64
         ((HALF, TORQUE), (HALF, DOUBLE), True),
         ((TORQUE, TORQUE), (FREE, FREE), True),
         ((FREE, HALF), (HALF, HALF), True),
+        ((FREE, UPWARDS), (UPWARDS, UPWARDS), True),
         ((TORQUE, None), (TORQUE, None), True),
     ],
 )

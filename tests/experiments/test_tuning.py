@@ -112,6 +112,13 @@ def test_the_preset_and_the_trials_are_there_before_winners_are_trained(tmp_path
     rate = load_config(tmp_path / "preset.yaml").algorithm.learning_rate
     assert rate == max(one["settings"]["algorithm.learning_rate"] for one in summary["trials"])
     assert "None has been trained on fresh seeds yet." in (tmp_path / "summary.md").read_text()
+    monkeypatch.setattr(study, "trained", trained)
+    searched(tmp_path)
+    whole = (tmp_path / "summary.json").read_text()
+    monkeypatch.setattr(study, "trained", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        searched(tmp_path)
+    assert (tmp_path / "summary.json").read_text() == whole, "a call that is stopped loses no winner of one before"
 
 
 def test_a_search_that_is_stopped_while_winners_train_says_how_it_goes_on(tmp_path, monkeypatch):

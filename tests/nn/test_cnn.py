@@ -36,7 +36,7 @@ def test_the_residual_network_has_fifteen_convolutions_in_sections_that_halve_th
 
 
 def test_a_board_has_the_same_features_alone_and_in_a_dict_for_any_leading_axes():
-    spec, board = TensorSpec((2, 6, 7)), images(3, 5, 2, 6, 7).float()
+    spec, board = TensorSpec((2, 6, 7)), images(3, 5, 2, 6, 7)
     network = BoardNetwork({"observation": spec, "action_mask": TensorSpec((7,))})
     alone = BoardNetwork(spec)
     alone.load_state_dict(network.state_dict())
@@ -51,7 +51,10 @@ def test_a_line_of_stones_has_the_same_features_wherever_it_lies():
     assert_close(network.convolution(board)[..., :2, 0], network.convolution(moved)[..., 1:, 2])
 
 
-@pytest.mark.parametrize("spec", [TensorSpec((2, 3, 3)), TensorSpec((42,)), {"board": TensorSpec((2, 6, 7))}])
+MORE = {"observation": TensorSpec((2, 6, 7)), "player": TensorSpec(())}
+
+
+@pytest.mark.parametrize("spec", [TensorSpec((2, 3, 3)), TensorSpec((42,)), {"board": TensorSpec((2, 6, 7))}, MORE])
 def test_what_is_no_board_is_refused(spec):
     with pytest.raises(ShapeError, match=r"a board needs the shape \[C, H, W\], with H and W of at least 4 cells"):
         BoardNetwork(spec)

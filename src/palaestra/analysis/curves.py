@@ -5,14 +5,14 @@ import json
 import logging
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias
 
 import numpy as np
 from rich.text import Text
 
-from palaestra.analysis.labels import had_before, shown_labels
+from palaestra.analysis.labels import had_before, labels_of_runs, shown_labels
 from palaestra.config.config import flat_settings
 from palaestra.core import CheckpointError, ConfigError, did_you_mean, import_extra
 from palaestra.core.files import whole_file
@@ -61,6 +61,8 @@ class Curve:
     """Runs that had come so far."""
     unit: str = "env steps"
     """What `x` counts, if it is neither seconds nor episodes: `updates` of runs that learn from data alone."""
+    settings: str = ""
+    """The label in full, which tables have."""
 
 
 def read_metrics(run: str | Path) -> list[dict[str, Any]]:
@@ -151,22 +153,24 @@ def curves_of(
         ConfigError: there is no such metric.
     """
     found = _logged(runs, metric, x)
-    return [_curve(label, of, _grid(of), statistic, unit) for (label, unit), of in found.items()]
+    return [
+        replace(_curve(label, of, _grid(of), statistic, u), settings=all_) for (label, u, all_), of in found.items()
+    ]
 
 
-def _logged(runs: Sequence[RunDirectory], metric: str, x: Axis) -> dict[tuple[str, str], list[_Run]]:
-    """Runs of each configuration, by its label and what they count."""
+def _logged(runs: Sequence[RunDirectory], metric: str, x: Axis) -> dict[tuple[str, str, str], list[_Run]]:
+    """Runs of each configuration, by its label, what they count, and the label in full."""
     runs = list({run.path.resolve(): run for run in runs}.values())  # one that is named twice is one
-    groups: dict[tuple[str, str], list[_Run]] = {}
+    groups: dict[tuple[str, str, str], list[_Run]] = {}
     columns = (_COLUMNS[x], metric, "env_steps")
     seen, missing = set[str](), list[str]()
-    for run, label in zip(runs, shown_labels(runs), strict=True):
+    for run, label, whole in zip(runs, shown_labels(runs), labels_of_runs(runs), strict=True):
         rows = thinned_metrics(run.path, metric)
         seen |= {name for row in rows for name in row}
         points = [point for row in rows if all(map(is_number, point := [row.get(name) for name in columns]))]
         if points := (x == "steps" and metric.startswith("eval/") and _evaluated(run, metric)) or points:
             at_goal = "the goal was" in (run.info.get("reason") or "")
-            groups.setdefault((label, run.config.unit), []).append((np.asarray(points, np.float64).T, at_goal))
+            groups.setdefault((label, run.config.unit, whole), []).append((np.asarray(points, np.float64).T, at_goal))
         else:
             missing.append(f"{run.path}")
     if not groups:
@@ -302,7 +306,7 @@ def compare_runs(
 
 def _only_curve(runs: Sequence[RunDirectory], name: str | Path, metric: str, x: Axis) -> tuple[Curve, list[_Run]]:
     """The curve of runs of one configuration, and what was logged of them."""
-    ((_, unit), logged), *others = _logged(runs, metric, x).items()
+    ((_, unit, _), logged), *others = _logged(runs, metric, x).items()
     if others:
         raise ConfigError(f"the runs of {name} differ in their settings or env steps; compare single runs of it")
     return _curve(str(name), logged, _grid(logged), unit=unit), logged
@@ -359,7 +363,7 @@ def _write_csv(curves: Sequence[Curve], path: Path, x: Axis, metric: str) -> Non
         writer.writerow(["label", x_label(curves, x).replace(" ", "_"), metric, "low95", "high95", "runs"])
         for curve in curves:
             for row in zip(curve.x, curve.value, curve.low, curve.high, curve.num_runs, strict=True):
-                writer.writerow([curve.label, *(f"{number:.10g}" for number in row)])
+                writer.writerow([curve.settings or curve.label, *(f"{number:.10g}" for number in row)])
 
 
 def _draw(curves: Sequence[Curve], path: Path, x: Axis, metric: str) -> None:

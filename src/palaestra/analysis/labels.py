@@ -9,7 +9,7 @@ from palaestra.config.config import ExperimentConfig, flat_settings
 from palaestra.runs import RunDirectory
 
 _OF_LEARNING = ("algorithm.", "agents.", "asynchronous.", "hindsight.", "offline.fraction", "offline.updates")
-_LONGEST = 64  # characters of a legend's line; with longer ones little is left of a picture
+_LONGEST, _CELL = 95, 64  # characters of a legend's line, with longer ones of which little is left of a picture
 _LONG_NUMBER = re.compile(r"(?<![\w.])\d*\.\d{3,}(?:e[+-]?\d+)?(?![\w.])")
 
 
@@ -76,7 +76,8 @@ def table_cells(values: Sequence[Any]) -> list[str]:
         values: that differ.
     """
     texts = shortened([str(value) for value in values])
-    return [text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…" for text in texts]
+    cells = [text if len(text) <= _CELL else f"{text[: _CELL - 1]}…" for text in texts]
+    return cells if len({*cells}) == len({*texts}) else texts
 
 
 def labels_of_runs(runs: Sequence[RunDirectory]) -> list[str]:

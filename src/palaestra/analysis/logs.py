@@ -76,6 +76,14 @@ class LoggedRun:
         own = self.directory
         return own.config.trainer.total_env_steps if own and own.status == "done" else None
 
+    def ends_near(self, end: float) -> bool:
+        """Whether its last score is not later, or by about an unroll.
+
+        Args:
+            end: env steps.
+        """
+        return self.end <= _SAME_END * end
+
     def scored_at(self, until: float = math.inf) -> float:
         """Env steps of the newest score that `score` counts, by the same arguments.
 

@@ -202,7 +202,7 @@ def data_of(policy: Policy, data: str | ReplayBuffer, env: EnvConfig | None = No
         CheckpointError: it is damaged.
     """
     task = env and replace(env, train_wrappers=(), train_kwargs={})
-    return read_for(policy, data, task, rewards=_OF_THE_DATA, learns=False)
+    return read_for(policy, data, task, rewards=_OF_THE_DATA, learns=False, new=isinstance(data, str))
 
 
 class _Values(nn.Module):

@@ -476,8 +476,10 @@ def _are_raw(kept: SpecTree, executed: SpecTree) -> bool:
 
     def same(own: TensorSpec, done: TensorSpec) -> bool:
         low, high = done.bounds or (0, 0)
-        unit = np.all(low == -1) and np.all(high == 1)
-        return _fit(own, done) and bool(unit or (own.bounds is None) == (done.bounds is None))
+        as_executed = ((low == -1) & (high == 1)) | ~(
+            np.isfinite(low) & np.isfinite(high)
+        )  # `ActionRange` leaves these
+        return _fit(own, done) and bool(np.all(as_executed) or (own.bounds is None) == (done.bounds is None))
 
     own, done = spec_leaves(kept), spec_leaves(executed)
     return own.keys() != done.keys() or not all(same(own[path], leaf) for path, leaf in done.items())

@@ -304,7 +304,8 @@ class StreamWriter:
     def cut(self, env_id: Any = None) -> None:
         """`end_streams`; the episodes that it cuts off count as parts: they begin with MID instead of FIRST.
 
-        Where rows lie in mapped files, or stacks of frames or hidden states are kept, what was written stays.
+        Where rows lie in mapped files, or stacks of frames or hidden states are kept, what was written stays; so it
+        does of an episode beside one that broke off without an end (FIRST right behind MID).
 
         Args:
             env_id: which lanes, each once; `None` is all.
@@ -314,9 +315,10 @@ class StreamWriter:
         begin = reader.after(running, -reader.steps_from_begin(running))
         apart = (reader.ages(begin) == 0) | (kinds[reader.after(begin, -1)] == LAST)
         self.end_streams(env_id)
+        kinds = self._storage.step_types  # which may have grown
         if not self._positions.spare and self._streams.states is None:
-            kinds[begin[apart & (kinds[begin] == FIRST)]] = MID
-            self._positions.rewrites += bool(begin.size)
+            kinds[marked := begin[apart & (kinds[begin] == FIRST)]] = MID
+            self._positions.rewrites += bool(marked.size)
 
     def forget(self, env_id: Any = None) -> None:
         """Forgets all rows of lanes, open ones too, so that their streams begin anew.

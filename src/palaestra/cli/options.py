@@ -221,7 +221,7 @@ def parse(base: T, typed: Sequence[str]) -> T:
     settings = _settings(base, typed, problems)
     try:
         config = config_from_mapping(type(base), settings, base=base)
-        if isinstance(base, ExperimentConfig):
+        if isinstance(base, ExperimentConfig) and type(base) is not ExperimentConfig:  # that of a run which is resumed
             require_workers(config, settings)
         if not problems:
             return config

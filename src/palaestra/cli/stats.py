@@ -95,16 +95,13 @@ def _replaced(entries: Sequence[_Entry]) -> dict[str, int]:
 def _with_ends(entries: Sequence[_Entry]) -> tuple[list[_Entry], dict[str, float]]:
     """Runs with the env steps up to which each is scored, and those that all in an environment have reached.
 
-    A run is scored where the shortest one ends; if both have done the same budget, at its own end.
+    A run is scored where the shortest one ends; at its own end, if it has done the budget of one that ends there, too.
     """
     runs = {env: [one.run for one in entries if one.env == env] for env in sorted({one.env for one in entries})}
-    shortest = {env: min(members, key=lambda run: run.end) for env, members in runs.items()}
-    found = list[_Entry]()
-    for one in entries:
-        first = shortest[one.env]
-        alike = first.budget is not None and one.run.budget == first.budget
-        found.append(one._replace(until=math.inf if alike else first.end))
-    return found, {env: run.end for env, run in shortest.items()}
+    ends = {env: min(run.end for run in members) for env, members in runs.items()}
+    done = {env: {run.budget for run in members if run.ends_near(ends[env])} - {None} for env, members in runs.items()}
+    whole = [math.inf if one.run.budget in done[one.env] else ends[one.env] for one in entries]
+    return [one._replace(until=until) for one, until in zip(entries, whole, strict=True)], ends
 
 
 def _scored_early(entries: Sequence[_Entry]) -> list[tuple[tuple[float, float], list[str]]]:

@@ -274,7 +274,7 @@ def _entered(stack: ExitStack, made: AbstractContextManager[Trainer], *, unused:
     try:
         return stack.enter_context(made)
     except (CheckpointError, ConfigError):
-        if unused is not None:
+        if unused is not None and not RunDirectory(unused).in_use:
             shutil.rmtree(unused, ignore_errors=True)
         raise
 

@@ -241,7 +241,8 @@ def _result(
     if not complete:
         first = next(iter(failed.values()), "none")
         raise ConfigError(f"no {kind} in {folder} has a score; the first failure: {first}")
-    winners, unfit = list[Winner](), ""
+    winners, unfit, summary = list[Winner](), "", folder / "summary.json"
+    stands = _is_of(trials, summary)
 
     def known() -> TuningResult:
         best = next((one for one in trials if one.number not in failed), trials[0])
@@ -250,14 +251,15 @@ def _result(
         preset = {path: str(value) if isinstance(value, Linear) else value for path, value in preset}
         found = TuningResult(folder, space, tuple(trials), dict(failed), tuple(winners), best.number, preset, kind)
         page = f"# {config.algorithm_name} on {config.env.name}\n\n{found}\n\n{_trial_table(trials, kind)}\n"
-        replace_text(folder / "summary.json", json.dumps(found.to_json(), indent=2) + "\n")
+        replace_text(summary, json.dumps(found.to_json(), indent=2) + "\n")
         replace_text(folder / "summary.md", page)
         return found
 
     for number, score, values in complete:
         if len(winners) == search.top:
             break
-        known()
+        if winners or not stands:  # else winners of an earlier call are there
+            known()
         if any(one.settings == values for one in winners):
             continue  # a copy of another member, with the same schedules
         path = folder / "runs" / f"winner_{number}_{search.fresh_seeds}seeds"
@@ -275,8 +277,19 @@ def _result(
         winners.append(Winner(number, values, score, mean, mean_interval(scores)))
         tell(f"{kind} {number} scored {score:.2f} in the search and {mean:.2f} on fresh seeds")
     if not winners:
+        known()
+        (folder / "preset.yaml").unlink()
         raise ConfigError(f"every {kind} of {folder} failed on fresh seeds; the last: {unfit}")
     return known()
+
+
+def _is_of(trials: Sequence[Trial], summary: Path) -> bool:
+    """Whether an earlier call has written what it knew of these trials; one that did not list them knew all."""
+    try:
+        found = parse_json(read_text(summary))
+    except (CheckpointError, OSError, ValueError):
+        return False
+    return isinstance(found, dict) and len(found.get("trials", trials)) == len(trials)
 
 
 def _trial_table(trials: Sequence[Trial], kind: str) -> str:

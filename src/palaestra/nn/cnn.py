@@ -7,7 +7,7 @@ from typing import Any, ClassVar, final, get_args
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import ConfigError, ShapeError, SpecTree, did_you_mean
+from palaestra.core import ACTION_MASK, ConfigError, ShapeError, SpecTree, did_you_mean
 from palaestra.nn.blocks import NormalizedLinear
 from palaestra.nn.config import CNN
 from palaestra.nn.fast import in_graph
@@ -205,16 +205,16 @@ class MinAtarCNN(ConvolutionalNetwork):
 
 @final
 class BoardNetwork(nn.Module):
-    """Features of a board: one convolution with 64 channels over all windows of 4 x 4 cells, and one fully connected
-    layer, each with a relu.
+    """Features of a board: a convolution over windows of 4 x 4 cells, and a fully connected layer, each with a relu.
 
-    An encoder, `palaestra.nn:BoardNetwork`. Each line of four cells lies in a window, and weights are the same for all.
+    An encoder, `palaestra.nn:BoardNetwork`. The convolution has 64 channels. Each line of four cells lies in a window,
+    and the weights of all windows are the same.
 
     Args:
-        observation_spec: of a board, [C, H, W], or of a dict that has one as `observation`.
+        observation_spec: of a board, [C, H, W], or of a dict that has one as `observation` and nothing else to see.
 
     Raises:
-        ShapeError: there is no board, or it is smaller than a window.
+        ShapeError: there is no board, or it is smaller than a window, or there is more in the dict.
 
     Examples:
         >>> from palaestra.core import TensorSpec
@@ -229,10 +229,12 @@ class BoardNetwork(nn.Module):
         self._is_dict = isinstance(observation_spec, Mapping)
         spec: Any = observation_spec.get(_BOARD) if isinstance(observation_spec, Mapping) else observation_spec
         shape: Sequence[int] = getattr(spec, "shape", ())
-        if len(shape) != 3 or min(shape[1:]) < self._window:
+        more = self._is_dict and {*observation_spec} - {_BOARD, ACTION_MASK}
+        if more or len(shape) != 3 or min(shape[1:]) < self._window:
             raise ShapeError(
                 f"a board needs the shape [C, H, W], with H and W of at least {self._window} cells, alone or as "
-                f"{_BOARD!r} of a dict; this is {observation_spec}: leave the encoder out, or name one of your own"
+                f"{_BOARD!r} of a dict with nothing else to see; this is {observation_spec}: leave the encoder out, or "
+                "name one of your own"
             )
         windows = (shape[1] - self._window + 1) * (shape[2] - self._window + 1)
         self.convolution = nn.Conv2d(shape[0], self._channels, self._window)
@@ -245,7 +247,7 @@ class BoardNetwork(nn.Module):
             observation: [..., C, H, W], or the dict.
         """
         board = observation[_BOARD] if self._is_dict else observation
-        found = self.convolution(board.flatten(0, -4)).relu().flatten(1)
+        found = self.convolution(board.flatten(0, -4).float()).relu().flatten(1)
         return self.linear(found).relu().unflatten(0, board.shape[:-3])
 
 

@@ -146,7 +146,7 @@ def read_for(
     misfit = _misfit(buffer, policy, reward_shape, learns) or _other_actions(buffer, policy)
     unclear = "" if misfit else _unclear(buffer, policy)
     if unclear and not new:
-        _log.warning("%s: %s; this run began with it, and takes them for raw", called, unclear)
+        _log.warning("%s: %s; here they are taken for raw", called, unclear)
         unclear = ""
     if misfit := misfit or unclear or _unlearnable(buffer, policy):
         raise ConfigError(f"{called} does not fit {env.name if env else 'the policy'}: {misfit}")

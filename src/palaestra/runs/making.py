@@ -189,7 +189,8 @@ def require_kept_statistics(env: EnvConfig) -> None:
     if own or re.search(r"\bRecordEpisodeStatistics\b", repr(env.gym_wrappers)):
         raise ConfigError(
             f"{'' if own else 'Record'}EpisodeStatistics reports no episode that the time limit cuts off, for that "
-            "lies around it; give --env.wrappers EpisodeStatistics, after TimeLimit where that is given, too"
+            "lies around it; give --env.wrappers EpisodeStatistics, after TimeLimit where that is given, too (both in "
+            "env.train_wrappers, if either is)"
         )
     for one in (*env.gym_wrappers, *env.wrappers, *env.train_wrappers):
         if found := re.search(r"\bNormalize(Observation|Reward)\b", repr(one)):

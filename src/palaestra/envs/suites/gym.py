@@ -8,6 +8,7 @@ import inspect
 import itertools
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from gymnasium.vector import VectorEnv
 
 from palaestra.core import ConfigError, EnvError, MissingExtraError, PalaestraError, did_you_mean, import_module
 from palaestra.core.errors import is_news
+from palaestra.core.importing import code_of
 from palaestra.envs.contract.spaces import IMAGE_ONLY
 from palaestra.envs.suites.suite import Native, Single
 from palaestra.envs.supervision.faults import describe
@@ -146,7 +148,7 @@ def find_spec(name: str) -> EnvSpec:
         known = _today(name, own) or did_you_mean(name, gymnasium.registry, "").replace("mean '", f"mean '{own}")
         namespace, advice = name.partition("/")[0], 'An environment of your own is named "my_package:MyEnvironment"'
         lost = isinstance(error, gymnasium.error.NamespaceNotFound)
-        if not colon and lost and importlib.util.find_spec(namespace) is not None:
+        if not colon and lost and namespace not in sys.stdlib_module_names and code_of(namespace):
             advice = f"It is installed and was not imported; write {namespace}:{name}"
         elif colon and not known:
             advice = (
