@@ -122,6 +122,8 @@ def test_python_blocks_run_as_they_are(page, tmp_path, monkeypatch):
 
 def run_page(found, folder, monkeypatch):
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.path_importer_cache, ".", raising=False)  # which means the folder of another page
     namespace: dict[str, object] = {"__name__": "__main__"}
     for block in found:
         run_python(block, namespace)

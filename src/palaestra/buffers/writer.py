@@ -315,9 +315,8 @@ class StreamWriter:
         begin = reader.after(running, -reader.steps_from_begin(running))
         apart = (reader.ages(begin) == 0) | (kinds[reader.after(begin, -1)] == LAST)
         self.end_streams(env_id)
-        kinds = self._storage.step_types  # which may have grown
         if not self._positions.spare and self._streams.states is None:
-            kinds[marked := begin[apart & (kinds[begin] == FIRST)]] = MID
+            self._storage.step_types[marked := begin[apart & (kinds[begin] == FIRST)]] = MID
             self._positions.rewrites += bool(marked.size)
 
     def forget(self, env_id: Any = None) -> None:

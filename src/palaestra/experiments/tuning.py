@@ -242,7 +242,6 @@ def _result(
         first = next(iter(failed.values()), "none")
         raise ConfigError(f"no {kind} in {folder} has a score; the first failure: {first}")
     winners, unfit, summary = list[Winner](), "", folder / "summary.json"
-    stands = _is_of(trials, summary)
 
     def known() -> TuningResult:
         best = next((one for one in trials if one.number not in failed), trials[0])
@@ -258,7 +257,7 @@ def _result(
     for number, score, values in complete:
         if len(winners) == search.top:
             break
-        if winners or not stands:  # else winners of an earlier call are there
+        if winners or not _is_of(trials, summary):  # else winners of an earlier call are there
             known()
         if any(one.settings == values for one in winners):
             continue  # a copy of another member, with the same schedules
