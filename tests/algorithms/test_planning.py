@@ -16,6 +16,7 @@ from palaestra.nn import NetworkConfig, PlanningNetwork
 from tests.algorithms.parts import collected
 
 SMALL = NetworkConfig(hidden_sizes=(8,), activation="relu")
+MIRROR = "palaestra.envs:TicTacToe.mirror"
 STEPS = [  # two sequences of rows: step type, discount
     [(1, 1), (1, 1), (2, 0), (0, 1), (1, 1), (1, 1), (1, 1)],
     [(0, 1), (1, 1), (1, 1), (2, 1), (0, 1), (1, 1), (2, 0)],
@@ -245,6 +246,29 @@ def test_a_game_that_breaks_off_is_no_other_task():
     kinds[-1], reward[-1], discount[-1] = 0, 0.0, 1.0
     broken = batch.replace(observation=Batch.of(begun), step_type=kinds, reward=reward, discount=discount)
     assert not algorithm.preprocess(broken, None).valid[-1].any()
+
+
+def test_every_other_sequence_is_learned_from_in_the_mirror():
+    _, collector = collected("alphazero", "game")
+    plain, both = alphazero(mini_batch_length=4), alphazero(mini_batch_length=4, symmetry=MIRROR)
+    batch = collector.buffer.draw(plain.plan, torch.Generator())
+    one, other = plain.preprocess(batch, None), both.preprocess(batch, None)
+    assert torch.equal(one.value_target, other.value_target)
+    assert torch.equal(one.valid, other.valid)
+    for seen, image in ((one.search_policy, other.search_policy), (one.observation["action_mask"], None)):
+        image = other.observation["action_mask"] if image is None else image
+        assert torch.equal(image[:, ::2], seen[:, ::2])
+        flipped = seen[:, 1::2].unflatten(-1, (3, 3)).flip(-1).flatten(-2)
+        assert torch.equal(image[:, 1::2], flipped)
+        assert not torch.equal(flipped, seen[:, 1::2])
+    boards = one.observation["observation"], other.observation["observation"]
+    assert torch.equal(boards[1][:, 1::2], boards[0][:, 1::2].flip(-1))
+    assert torch.equal(boards[1][:, ::2], boards[0][:, ::2])
+
+
+def test_a_mirror_that_does_not_fit_is_refused():
+    with pytest.raises(ConfigError, match="failed with observations and actions of this environment"):
+        alphazero(symmetry="palaestra.envs:ConnectFour.mirror")
 
 
 def test_a_simulator_has_to_be_there_and_to_see_what_the_environment_shows():

@@ -147,6 +147,24 @@ def test_no_random_move_ends_a_game():
 
 
 @pytest.mark.parametrize("kind", GAMES)
+def test_a_game_in_the_mirror_goes_on_as_the_mirror_of_the_game(kind):
+    env = kind(200, lane_seeds=list(range(200)), random_moves=6)
+    state = env.state_of(env.reset().observation)
+    mask = env.observe(state)["action_mask"]
+    action = (torch.rand(mask.shape, generator=torch.Generator().manual_seed(1)) * mask).argmax(-1)
+    image, counterpart = kind.mirror(env.observe(state), action)
+    assert (image["observation"] != env.observe(state)["observation"]).any()
+    after, *given = env.transition(state, action)
+    after_image, *found = env.transition(env.state_of(image), counterpart)
+    wanted, plan = kind.mirror(env.observe(after), {"choice": action, "policy": mask.float(), "value": given[0]})
+    assert all(torch.equal(env.observe(after_image)[name], leaf) for name, leaf in wanted.items())
+    assert all(map(torch.equal, found, given))
+    assert torch.equal(plan["choice"], counterpart)
+    assert torch.equal(plan["value"], given[0])
+    assert torch.equal(plan["policy"].bool(), image["action_mask"])
+
+
+@pytest.mark.parametrize("kind", GAMES)
 def test_games_by_name_have_the_seeds_and_the_time_limit_of_the_run(kind):
     """F25: options that a class hands on reach the environment as well."""
     config = EnvConfig(name=f"palaestra.envs:{kind.__name__}", num_envs=20, max_episode_steps=2)

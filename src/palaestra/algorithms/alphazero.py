@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from palaestra.algorithms import parts
 from palaestra.algorithms.config import (
     AboveOne,
     AlgorithmConfig,
@@ -24,7 +25,7 @@ from palaestra.algorithms.config import (
     planning_options,
 )
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import Batch, DataSource, Replay, Schedule, SpecTree, StepType
+from palaestra.core import Batch, DataSource, Replay, Schedule, SpecTree, StepType, tree_map
 from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption, PlanningOptions, allowed_logits
 from palaestra.ops import lambda_returns, masked_mean, valid_starts
 from palaestra.policies import SearchPolicy
@@ -78,6 +79,8 @@ class AlphaZeroConfig(AlgorithmConfig):
     """The largest return, either way, that values can tell apart."""
     num_atoms: Positive[int] = 21
     """Atoms of the value's distribution."""
+    symmetry: str | None = None
+    """Mirror image of rows, as my_package:mirror: every other sequence is learned from as its image."""
     network: NetworkConfig = field(
         default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu", block="simba")
     )
@@ -117,6 +120,8 @@ class AlphaZero(GradientAlgorithm[SearchPolicy, AlphaZeroConfig]):
         settings = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
         adam = OptimizerOption("adamw", settings, config.max_grad_norm)
         self.model = CoreModel({"network": self.policy.network}, {"network": adam})
+        specs = self.policy.whole_spec, self.policy.raw_action_spec
+        self.symmetry = parts.Symmetry(config.symmetry, *specs, as_rows=True) if config.symmetry else None
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> AlphaZeroBatch:
@@ -134,14 +139,31 @@ class AlphaZero(GradientAlgorithm[SearchPolicy, AlphaZeroConfig]):
         gamma = network.discount_between(batch.observation[:-1], batch.observation[1:])
         rows, decay = (batch.reward, batch.discount, batch.step_type), self.value_of("trace_decay")
         target = lambda_returns(value, *rows, gamma=gamma, lambda_=decay)
+        seen, action = batch.observation[:-1], batch.action
+        if self.symmetry is not None:
+            seen, action = self._with_images(seen, action)
         return AlphaZeroBatch.of(
             {
-                "observation": batch.observation[:-1],
-                "search_policy": batch.action["policy"],
+                "observation": seen,
+                "search_policy": action["policy"],
                 "value_target": target,
                 "valid": valid_starts(batch.step_type).to(torch.float32),
             }
         )
+
+    def _with_images(self, observation: Any, action: Any) -> tuple[Any, Any]:
+        """Rows [L, N, ...], every other sequence of them in the mirror."""
+        rows = [tree_map(lambda leaf: leaf[:, 1::2], tree) for tree in (observation, action)]
+        shape = action["value"][:, 1::2].shape
+        images = self.symmetry.image(*(tree_map(lambda leaf: leaf.flatten(0, 1), tree) for tree in rows))
+
+        def put(leaf: Tensor, image: Tensor) -> Tensor:
+            mixed = leaf.clone()
+            mixed[:, 1::2] = image.unflatten(0, shape).to(leaf.dtype)
+            return mixed
+
+        seen, done = (tree_map(put, *pair) for pair in zip((observation, action), images, strict=True))
+        return seen, done
 
     def losses(self, batch: AlphaZeroBatch) -> Losses:
         """Cross-entropy to the policy of the search (equation 12 of Danihelka et al.), and of the value's atoms."""

@@ -155,6 +155,30 @@ class _LineGame(TensorEnvironment):
         own, other = observation["observation"].flatten(2).unbind(1)
         return {"own": own, "other": other}
 
+    @classmethod
+    def mirror(cls, observation: Any, action: Any) -> tuple[Any, Any]:
+        """Left for right, as `algorithm.symmetry` takes it.
+
+        Args:
+            observation: leaves [N, ...].
+            action: choices [N], or the raw actions of a `SearchPolicy`.
+        """
+        seen = {"observation": observation["observation"].flip(-1), ACTION_MASK: cls._flipped(observation[ACTION_MASK])}
+        if isinstance(action, torch.Tensor):
+            return seen, cls._counterpart(action)
+        plan = {"choice": cls._counterpart(action["choice"]), "policy": cls._flipped(action["policy"])}
+        return seen, {**plan, "value": action["value"]}
+
+    @classmethod
+    def _flipped(cls, numbers: torch.Tensor) -> torch.Tensor:
+        """[N, A] numbers of actions, which are rows of columns, or columns alone."""
+        return numbers.unflatten(-1, (-1, cls.columns)).flip(-1).flatten(-2)
+
+    @classmethod
+    def _counterpart(cls, choice: torch.Tensor) -> torch.Tensor:
+        column = choice % cls.columns
+        return choice - column + (cls.columns - 1 - column)
+
 
 @final
 class TicTacToe(_LineGame):
