@@ -157,6 +157,16 @@ def test_a_model_of_turns_has_to_see_whose_turn_it_is():
     assert muzero(network=NetworkConfig(hidden_sizes=(8,), policy_sees=("left", "player")))
 
 
+@pytest.mark.parametrize("shape", [(1,), (2,)])
+def test_who_moves_next_is_one_number(shape):
+    """F27: the shape of a `Box`; the first update ended with an error about tensors."""
+    seen = {"left": TensorSpec((3,)), "player": TensorSpec(shape)}
+    config = MuZeroConfig(alternating=True, max_return=1.0)
+    with pytest.raises(ConfigError, match=r"'player' of an observation says who moves next.*give one number"):
+        MuZero(seen, DiscreteSpec(num=2), config, RunSeeds(0))
+    assert MuZero(seen, DiscreteSpec(num=2), MuZeroConfig(max_return=1.0), RunSeeds(0))
+
+
 @torch.no_grad()
 def test_a_model_that_is_learned_says_whether_the_same_player_moves_again():
     """Its targets and its error by hand; and what a search makes of what it says."""

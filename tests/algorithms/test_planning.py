@@ -11,7 +11,7 @@ import palaestra
 from palaestra import Batch, RunSeeds
 from palaestra.algorithms import AlphaZero, AlphaZeroConfig, MuZero, MuZeroConfig
 from palaestra.core import ConfigError, DiscreteSpec, TensorSpec
-from palaestra.envs import TicTacToe
+from palaestra.envs import TensorEnvironment, TicTacToe
 from palaestra.nn import NetworkConfig, PlanningNetwork
 from tests.algorithms.parts import collected
 
@@ -314,6 +314,44 @@ def test_a_task_that_goes_on_otherwise_than_the_simulator_is_refused(changes, tm
     settings = GAME | changes | {"run__directory": str(tmp_path)}
     with pytest.raises(ConfigError, match="goes on otherwise than the simulator, TicTacToe without arguments"):
         palaestra.train("alphazero", "palaestra.envs:TicTacToe", **settings)
+
+
+class Line(TensorEnvironment):
+    """Steps to the left, none, or to the right; only a step to the right earns something."""
+
+    num_random = 1
+    observation_spec = TensorSpec((1,))
+    action_spec = DiscreteSpec(num=3, start=-1, dtype=torch.int32)
+
+    def fresh(self, uniform: Tensor) -> dict[str, Tensor]:
+        return {"place": uniform[:, :1].round()}
+
+    def transition(self, state: dict[str, Tensor], action: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        assert action.dtype == torch.int32
+        return {"place": state["place"] + action.unsqueeze(-1)}, (action > 0).float(), action.new_zeros(len(action)) > 0
+
+    def observe(self, state: dict[str, Tensor]) -> Tensor:
+        return state["place"].clone()
+
+    def state_of(self, observation: Tensor) -> dict[str, Tensor]:
+        return {"place": observation}
+
+
+def test_a_search_tries_the_actions_that_the_environment_executes():
+    """Those of a space that does not begin at 0."""
+    env = Line(3)
+    config = AlphaZeroConfig(simulator=f"{__name__}:Line", alternating=False, network=SMALL)
+    policy = AlphaZero(env.observation_spec, env.action_spec, config, RunSeeds(0)).policy
+    begun, choice = env.reset(), torch.arange(3)
+    found = policy.network.expand({"place": begun.observation}, choice)
+    plan = policy.act(begun).action
+    step = env.step(policy.env_action(plan.replace(choice=choice)))
+    assert torch.equal(found.state["place"], step.observation)
+    assert found.reward.tolist() == step.reward.tolist() == [0, 0, 1]
+    plan = Batch.of({"choice": choice[None], "policy": plan["policy"][None], "value": plan["value"][None]})
+    names = ("observation", "step_type", "discount", "reward")
+    rows = {name: torch.stack([getattr(begun, name), getattr(step, name)]) for name in names}
+    policy.network.require_agreement(Batch.of({**rows, "action": plan}))
 
 
 def test_games_that_only_begin_otherwise_than_those_of_the_simulator_are_taken(tmp_path):

@@ -96,6 +96,19 @@ def test_a_pass_cuts_the_buffer_into_sequences_that_share_no_row():
     assert sorted(overlapping.observation[0].tolist()) == firsts + [100 + first for first in firsts]
 
 
+@pytest.mark.parametrize("steps", [3, 4, 8])
+def test_a_pass_leaves_out_no_sequence_that_would_begin_with_the_end_of_an_episode(steps):
+    """ALF-08: episodes of a fixed length may have an end at each of these rows; the next row begins it."""
+    buffer = make_buffer(41, 1)
+    buffer.open(step([FIRST], torch.tensor([0])))
+    for t in range(1, 41):
+        kind = LAST if t % steps == 0 else FIRST if t % steps == 1 and t > 1 else MID
+        buffer.append(torch.tensor([0]), step([kind], torch.tensor([t])))
+    drawn = buffer.draw(Replay(unroll_length=1, num_epochs=1, mini_batch_length=4), generator())
+    expected = [row + (row > 0 and row % steps == 0) for row in range(0, 37, 4)]
+    assert sorted(drawn.observation[0].tolist()) == [row for row in expected if row <= 36]
+
+
 def test_where_few_rows_have_a_memory_a_pass_begins_at_all_of_these():
     """ALF-08: the oldest row need not be one of them."""
     buffer, _ = filled(40, 2, 46, period=4)

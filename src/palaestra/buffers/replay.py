@@ -299,11 +299,16 @@ class ReplayBuffer:
         )
 
     def _all_starts(self, plan: Replay) -> np.ndarray:
-        """Rows where windows begin, or sequences one behind the other; none begins with the end of an episode."""
+        """Rows where windows begin, or sequences one behind the other.
+
+        None begins with a row that cannot be learned from, such as the end of an episode, but with the one after it.
+        """
         starts = self.sampler.every(self.reader, plan.window)
         if plan.mini_batch_length == 1 or (self.keeps_states and self.state_period > 1):  # so far apart already
             return starts
-        return starts[self.reader.ages(starts) % (plan.sequence_period or plan.mini_batch_length) == 0]
+        ages = self.reader.ages(starts) % (plan.sequence_period or plan.mini_batch_length)
+        late = (ages == 1) & ~np.isin(self.reader.after(starts, -1), starts)
+        return starts[(ages == 0) | late]
 
     def write_back(self, indices: Tensor | np.ndarray, priority: Tensor | np.ndarray) -> None:
         """Gives priorities of rows to the sampler, at any time; uniform sampling ignores them.

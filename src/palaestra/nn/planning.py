@@ -53,6 +53,11 @@ class Simulator(Protocol):
         """Spec of an observation."""
         ...
 
+    @property
+    def action_spec(self) -> SpecTree:
+        """Spec of its choices."""
+        ...
+
     def transition(self, state: dict[str, Tensor], action: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """The next state, the reward, and whether the task is over: see `TensorEnvironment`.
 
@@ -112,6 +117,11 @@ class PlanningNetwork(nn.Module, ABC):
     def __init__(self, observation_spec: SpecTree, num_actions: int, options: PlanningOptions) -> None:
         super().__init__()
         self.says_player = isinstance(observation_spec, dict) and PLAYER in observation_spec and options.discount < 0
+        if self.says_player and (shape := getattr(observation_spec[PLAYER], "shape", None)) != ():
+            raise ConfigError(
+                f"the key {PLAYER!r} of an observation says who moves next, and its shape is {shape}; give one number, "
+                "of shape (): a space such as Discrete(2)"
+            )
         num_simulations, num_considered, *others = options.search
         self.search = SearchSettings(int(num_simulations), int(num_considered), *others)
         if options.num_atoms < 2 or not options.max_return > 0 or min(self.search[:2]) < 1:
@@ -246,8 +256,10 @@ class SimulatorModel(PlanningNetwork):
             ConfigError: the simulator says something else of what follows an action.
         """
         goes_on = valid_starts(rows.step_type)
+        if not goes_on.any():
+            return
         seen, after = rows.observation[:-1][goes_on], rows.observation[1:][goes_on]
-        state, reward, over = self.simulator.transition(self.simulator.state_of(seen), rows.action["choice"][goes_on])
+        state, reward, over = self._after(self.simulator.state_of(seen), rows.action["choice"][goes_on])
         same = over == (rows.discount[1:][goes_on] == 0)
         given = rows.reward[1:][goes_on].float()
         earned = (reward.float() - given).abs() <= 1e-4 * given.abs() + 1e-5 * rows.reward.abs().max()
@@ -262,6 +274,11 @@ class SimulatorModel(PlanningNetwork):
                 "say), or name a class that is made so as algorithm.simulator"
             )
 
+    def _after(self, state: dict[str, Tensor], choice: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """The simulator's transition by choices [B] that are counted from 0."""
+        spec: Any = self.simulator.action_spec
+        return self.simulator.transition(state, (choice + spec.start).to(spec.dtype))
+
     def predict(self, observation: Any) -> Prediction:
         return self._split(self.network(observation))
 
@@ -269,7 +286,7 @@ class SimulatorModel(PlanningNetwork):
         return self.simulator.state_of(observation), self.predict(observation)
 
     def expand(self, state: dict[str, Tensor], action: Tensor) -> Expansion:
-        after, reward, over = self.simulator.transition(state, action)
+        after, reward, over = self._after(state, action)
         seen = self.simulator.observe(after)
         discount = self.discount_between(self.simulator.observe(state), seen)
         return self.root(seen)._replace(reward=reward, discount=torch.where(over, 0.0, discount), state=after)
