@@ -5,8 +5,8 @@ games, among those with at least 10 stones, so that positions are independent; w
 long. A move is the best if it keeps the outcome: a won position stays won, a drawn one is not lost. Positions in which
 moves differ are counted apart too, for in others nothing can go wrong. Policies are the last ones, and draw nothing;
 they search with as many simulations as in training, and with more.
-Seeds are trained, in about an hour of one core each, by
-`palaestra train alphazero palaestra.envs:ConnectFour --trainer.total-env-steps 6000000 --run.seed SEED`.
+Seeds are trained, in less than two hours of one core each, by
+`palaestra train alphazero palaestra.envs:ConnectFour --trainer.total-env-steps 7000000 --run.seed SEED`.
 Results: `results/solved.*`. The solver is `connect_four.c`, for which a C compiler is needed.
 """
 
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.learning.games import MORE_SIMULATIONS, Play, bits, plays
+from benchmarks.learning.games import Play, bits, plays
 from benchmarks.record import origin, provenance, table, write_json
 from palaestra.core import POLICY, tree_select
 from palaestra.envs import ConnectFour
@@ -36,7 +36,8 @@ from palaestra.experiments import find_run, policies_of_run
 
 RESULTS = Path(__file__).parent / "results"
 SOURCE = Path(__file__).with_name("connect_four.c")
-POSITIONS, RANDOM_MOVES, LEAST_STONES, SEEDS, STEPS, BAR = 1000, 6, 10, 3, 6_000_000, 0.99
+POSITIONS, RANDOM_MOVES, LEAST_STONES, SEEDS, STEPS, BAR = 1000, 6, 10, 3, 7_000_000, 0.99
+MORE_SIMULATIONS = (128, 512)
 Position = tuple[int, int]
 """Stones of who moves, and all stones, as bits."""
 

@@ -19,6 +19,7 @@ from palaestra.core import (
     ConfigError,
     DiscreteSpec,
     Linear,
+    MultiBinarySpec,
     RunSeeds,
     SpecError,
     StepType,
@@ -204,6 +205,37 @@ def test_what_no_environment_executes_is_not_imitated():
     """It was, without a word: labels outside of the bounds."""
     with pytest.raises(SpecError, match=r"the teacher's actions are from .* outside of BoundedSpec.*clip them"):
         student(pushes_too_far, BOX).taught(observed())
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_what_a_mask_forbids_is_not_imitated(memory):
+    """The loss was infinite, and nothing said. By hand: the rule takes 3 or 1, of which the mask may allow one."""
+    network = NetworkConfig(hidden_sizes=(8,), policy_sees=("state",), recurrent="gru" if memory else None)
+    spec = {**SPEC, "action_mask": MultiBinarySpec((3,))}
+    algorithm = student(by_sign, spec=spec, network=network, burn_in=0)
+    seen, kinds = observed(), torch.tensor([StepType.FIRST, StepType.MID, StepType.MID, StepType.LAST, StepType.FIRST])
+    high = seen["privileged"][:, :1] > 0
+    right = torch.cat((~high, torch.ones(6, 1, dtype=torch.bool), high), -1)
+
+    def prepared(mask):
+        rows = Batch.of({**dict(seen.items()), "action_mask": mask.to(torch.int8)})
+        fields = {"observation": rows, "action": torch.zeros(6, dtype=torch.int64)}
+        if memory:  # one sequence of five rows and the row behind them
+            one: dict[str, Any] = {"observation": rows.map(lambda leaf: leaf.unsqueeze(1))}
+            state = algorithm.policy.initial_state(1).map(lambda leaf: leaf[None])
+            one |= {"action": torch.zeros(5, 1, dtype=torch.int64), "state": state}
+            fields = one | {"step_type": torch.cat((kinds, kinds[1:2])).unsqueeze(1)}
+        return algorithm.preprocess(Batch.of(fields), None)  # pyright: ignore[reportArgumentType]
+
+    assert algorithm.losses(prepared(right)).terms["policy"].isfinite()
+    wrong = right.clone()
+    wrong[2] = ~wrong[2]
+    done = 3 if high[2] else 1
+    with pytest.raises(SpecError, match=rf"to imitate is {done}, which the observation's action_mask forbids"):
+        prepared(wrong)
+    if memory:  # nothing is learned from an end, where a mask allows nothing
+        right[3] = False
+        prepared(right)
 
 
 @pytest.mark.parametrize("sign", [1, -1])

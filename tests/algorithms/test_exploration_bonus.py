@@ -1,17 +1,20 @@
 """Tests of `palaestra.algorithms.exploration_bonus` and `exploration_bonuses`."""
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
 
 import palaestra
+from palaestra import Collector, EnvConfig
 from palaestra.algorithms import BonusConfig, ExplorationBonus
 from palaestra.algorithms.algorithm import UpdateInfo
 from palaestra.core import Batch, ConfigError, StepType, load_tensors, save_tensors
 from palaestra.experiments import load_config, read_metrics
 from palaestra.nn import OptimizerOption
 from palaestra.testing.algorithms import different, parameters
-from tests.algorithms.parts import collected, environment, make
+from tests.algorithms.parts import Masked, collected, environment, make
 from tests.experiments.parts import trained
 
 CASES = pytest.mark.parametrize(
@@ -263,3 +266,31 @@ def test_a_bonus_of_ones_own_is_named_and_goes_on_after_a_resume(tmp_path):
 def test_what_is_no_bonus_is_refused_with_what_is_needed(kind, why):
     with pytest.raises(ConfigError, match=why):
         with_bonus("ppo", "discrete", kind)
+
+
+class FloatMask(Masked):
+    """The mask is a box of floats, and the only one."""
+
+    def __init__(self):
+        super().__init__()
+        mask, self.place = gymnasium.spaces.Box(0, 1, (3,), np.float32), gymnasium.spaces.Discrete(2)
+        self.observation_space = gymnasium.spaces.Dict(action_mask=mask, place=self.place)
+
+    def _observation(self):
+        mask = super()._observation()["action_mask"].astype(np.float32)
+        return {"action_mask": mask, "place": int(mask[0])}
+
+
+@pytest.mark.parametrize("kind", ["rnd", "icm", "gail"])
+def test_a_mask_of_floats_is_no_number_to_normalise(kind):
+    """Such environments were refused, by the name of a setting that nobody had given."""
+    env = environment(EnvConfig(name=f"{__name__}:FloatMask"))
+    algorithm = make("ppo", env, bonus=BonusConfig(kind=kind, hidden_sizes=(8,)))
+    assert "normalizer" not in algorithm.bonus.fixed
+    collector = Collector.of(env, algorithm)
+    collector.unroll(12)
+    if kind == "gail":
+        seen = env.reset().observation
+        rows = {"observation": seen, "action": torch.zeros(3, dtype=torch.int64), "next_observation": seen}
+        algorithm.bonus.imitate(Batch.of(rows))
+    assert algorithm.update(collector.buffer).metrics["bonus_mean"] > 0

@@ -1,15 +1,18 @@
 """Tests of `palaestra.algorithms.imitation`: rewards learned from demonstrations."""
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import logsigmoid
 from torch.testing import assert_close
 
+from palaestra import Collector, EnvConfig
 from palaestra.algorithms import BonusConfig
 from palaestra.core import Batch, ConfigError, load_tensors, save_tensors
 from palaestra.core.tree import tree_map
 from palaestra.testing.algorithms import different, parameters
-from tests.algorithms.parts import collected
+from tests.algorithms.parts import collected, environment, make
 
 KINDS = pytest.mark.parametrize("kind", ["gail", "airl"])
 
@@ -101,6 +104,33 @@ def test_the_penalty_of_slopes_is_that_of_a_plain_transcription(kind):
     weights = list(bonus.trained.parameters())
     given = (torch.autograd.grad(loss.mean(), weights, allow_unused=True) for loss in (found, expected))
     assert_close(*given)
+
+
+class Numbers(gymnasium.Env):
+    """Observation and action are one number each, of no axis."""
+
+    observation_space = action_space = gymnasium.spaces.Box(-1, 1, (), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.float32(self.np_random.uniform(-1, 1)), {}
+
+    def step(self, action):
+        return np.float32(self.np_random.uniform(-1, 1)), 1.0, self.np_random.random() < 0.2, False, {}
+
+
+@pytest.mark.parametrize(("name", "kind"), [("ppo", "gail"), ("ppo", "airl"), ("sac", "gail")])
+def test_slopes_of_numbers_without_an_axis_are_penalised_too(name, kind):
+    """The penalty asked for an axis that they have not."""
+    env = environment(EnvConfig(name=f"{__name__}:Numbers"))
+    algorithm = make(name, env, bonus=BonusConfig(kind=kind, hidden_sizes=(8,), gradient_penalty=3.0))
+    shown = torch.rand(6, generator=torch.Generator().manual_seed(1))
+    rows = {"observation": shown, "action": shown.unsqueeze(-1), "next_observation": shown.flip(0)}
+    algorithm.bonus.imitate(Batch.of(rows))
+    collector = Collector.of(env, algorithm)
+    collector.unroll(12)
+    metrics = algorithm.update(collector.buffer).metrics
+    assert 0 < metrics["gradient_norm/bonus"] < float("inf")
 
 
 @KINDS

@@ -219,6 +219,24 @@ def test_vectors_of_data_are_learned_from_by_their_weights(tmp_path):
         palaestra.train("discrete_cql", BARGAIN, offline__data=numbers, **settings)
 
 
+def always_one(observation):
+    """A rule for `Bargain`."""
+    return torch.ones(len(observation), dtype=torch.int64)
+
+
+def test_what_does_not_look_at_rewards_needs_no_weights(tmp_path):
+    """Behaviour cloning and DAgger were refused without some; returns of evaluations are plain sums."""
+    collect_data(None, EnvConfig(name=BARGAIN), tmp_path / "vectors", steps=60)
+    settings = {"trainer__total_env_steps": 40, "run__directory": str(tmp_path / "runs"), "run__tensorboard": False}
+    settings |= {"algorithm__mini_batch_size": 8, "trainer__eval_episodes": 2}
+    own = {"behaviour_cloning": {"offline__data": str(tmp_path / "vectors")}}
+    own["dagger"] = {"algorithm__teacher": f"{__name__}:always_one"}
+    for name, given in own.items():
+        done = palaestra.train(name, BARGAIN, **settings, **given)
+        assert done.result.status == "done"
+        assert np.sum(done.result.evaluation.rewards, 1).tolist() == pytest.approx(done.result.evaluation.returns)
+
+
 class Plain(Bargain):
     """Its rewards are numbers."""
 

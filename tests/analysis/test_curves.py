@@ -126,7 +126,7 @@ def test_a_comparison_says_how_many_runs_it_is_of_and_needs_a_place_that_both_ha
     with pytest.raises(ConfigError, match=r"g and late have no env steps in common: one begins at 200, .* ends at 100"):
         compare_runs("g", "late", root=tmp_path)
     elsewhere = written(tmp_path, rows_of([5] * 3), "elsewhere", env__name="Pendulum-v1")
-    assert str(compare_runs("short", elsewhere.path, root=tmp_path)).endswith("3 and 5, of two environments")
+    assert str(compare_runs("short", elsewhere.path, root=tmp_path)).endswith("3 and 5, of two tasks")
 
 
 def test_a_run_differs_in_nothing_from_its_fork_where_that_was_taken(tmp_path):

@@ -80,6 +80,17 @@ class FaintPendulum(LoudPendulum):
         return observation * np.float32(1e-4)
 
 
+class OneFaintNumber(FaintPendulum):
+    """Of no axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = gymnasium.spaces.Box(-1, 1, (), np.float32)
+
+    def observation(self, observation):
+        return super().observation(observation)[0]
+
+
 class Unbounded(gymnasium.ActionWrapper):
     """Pendulum for actions without bounds, or with lower ones only."""
 
@@ -148,6 +159,7 @@ def push_to_the_end(policy):
         ("saturated_actions", "td3", "Pendulum-v1", push_to_the_end),
         ("large_observations", "sac", "tests.analysis.test_played:LoudPendulum", lambda policy: None),
         ("small_observations", "sac", "tests.analysis.test_played:FaintPendulum", lambda policy: None),
+        ("small_observations", "sac", "tests.analysis.test_played:OneFaintNumber", lambda policy: None),
         ("small_observations", "dqn", "tests.analysis.test_played:CountingChain", lambda policy: None),
         ("small_observations", "dqn", "tests.analysis.test_played:SignedChain", lambda policy: None),
         ("small_observations", "dqn", "tests.analysis.test_played:Cents", lambda policy: None),

@@ -1,5 +1,6 @@
 """Tests of `ReplayBuffer.save` and `load`: what was damaged or exchanged is named and never used."""
 
+import copy
 import json
 import pickle
 import shutil
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from palaestra.buffers import MappedFiles, PrioritizedSampler, ReplayBuffer, storage
 from palaestra.buffers import replay as replay_module
+from palaestra.buffers.saving import without_leftovers
 from palaestra.core import Batch, BoundedSpec, CheckpointError, ConfigError, DiscreteSpec, TensorSpec, files
 from palaestra.testing.buffers import FIRST, MID, check_contents
 from tests.buffers.model import NESTED, filled, generator, make_buffer, nested, replay, step
@@ -51,6 +53,43 @@ def test_where_rows_come_from_is_saved_where_it_is_given(tmp_path, monkeypatch):
     assert ReplayBuffer.load(tmp_path / "before").origin == {}
     with pytest.raises(CheckpointError, match=r"buffer\.json describes no buffer"):
         ReplayBuffer.load(tmp_path / "wrong")
+
+
+@pytest.mark.parametrize("lengths", [(6, 3, 5, 4), (8, 3, 2, 5), (9, 2, 4, 4)], ids=str)
+@pytest.mark.parametrize("capacity", [None, 24])
+def test_what_earlier_rows_left_behind_is_no_part_of_what_is_held(capacity, lengths):
+    """F33: a buffer that was loaded never held it, and is the same as the one that went on; one other row is seen."""
+
+    def fill(buffer, number, rows):
+        for row in range(rows):
+            lanes = [lane for lane in range(2) if row < rows - 2 * (lane == number % 2)]
+            seen = torch.tensor([1 + 100 * number + row] * len(lanes))
+            buffer.append(torch.tensor([1 + row % 4] * len(lanes)), step([MID] * len(lanes), seen), env_id=lanes)
+
+    buffer, loaded = (make_buffer(capacity, 2) for _ in range(2))
+    buffer.open(step([FIRST, FIRST]))
+    raw = 0
+    for number, rows in enumerate(lengths):
+        fill(buffer, number, rows)
+        if number == 1:
+            loaded.load_state_tensors({name: copy.deepcopy(one) for name, one in buffer.state_tensors().items()})
+        elif number > 1:
+            fill(loaded, number, rows)
+            held, same = (one.state_tensors() for one in (buffer, loaded))
+            raw += any(not torch.equal(held[name], same[name]) for name in cleaned(held))
+            assert all(torch.equal(one, cleaned(same)[name]) for name, one in cleaned(held).items())
+            for name in ("field.observation", "field.action"):
+                other = {**same, name: same[name].clone()}
+                other[name][0, 1] += 1  # the oldest row of a lane
+                assert (cleaned(held)[name] != cleaned(other)[name]).sum() == 1
+        for one in (buffer, loaded) if number else (buffer,):
+            one.clear()
+    assert raw
+
+
+def cleaned(saved):
+    """The fields of a saved buffer, without what earlier rows left."""
+    return {name: one for name, one in without_leftovers(saved).items() if name.startswith("field.")}
 
 
 def test_specs_come_back_with_nests_bounds_memory_and_stacks(tmp_path):

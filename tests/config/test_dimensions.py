@@ -2,7 +2,8 @@
 
 import pytest
 
-from palaestra.config.dimensions import settings_with, with_values
+from palaestra.config.config import ExperimentConfig, config_from_mapping
+from palaestra.config.dimensions import require_comparable, settings_with, with_values
 from palaestra.core import ConfigError, Linear
 from palaestra.experiments import preset, search_space
 
@@ -67,3 +68,37 @@ def test_a_logarithmic_range_may_begin_anywhere_above_zero():
         if one.path == "algorithm.learning_rate.start"
     )
     assert (rate.low, rate.high) == (1e-30, 0.1)
+
+
+WORKERS = {"env__num_envs": 4, "distributed__runtime": "local", "distributed__num_workers": 4}
+LIMIT, SCHEDULE = "env.max_episode_steps", {"algorithm__tau": "linear(0.1, 0.01)"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "path", "ends", "message"),
+    [
+        ({}, "algorithm.tau", (0.001, 2), r"space.algorithm.tau is 0.001 to 2, but .*tau is 2.0; it must lie in \[0"),
+        (SCHEDULE, "algorithm.tau.end", (0.01, 3), r"space.algorithm.tau.end is .*tau is .*; it must lie in \[0, 1\]"),
+        (SCHEDULE, "algorithm.tau.fraction", (0.1, 1.5), r"fraction 1.5; it must lie in \(0, 1\]"),
+        ({LIMIT: 100}, LIMIT, (16, 200), "returns of .*=16 and of .*=100 cannot be compared; give env.max_"),
+        ({LIMIT: 64}, LIMIT, (64, 130), "returns of .*=128 and of .*=64 cannot be compared"),
+    ],
+)
+def test_a_range_of_what_its_setting_cannot_be_or_of_other_tasks_is_refused(settings, path, ends, message):
+    """A trial of each tau above 1 was a failure, and the shortest episodes would have won."""
+    config = config_from_mapping(ExperimentConfig, settings, base=preset("sac", "Pendulum-v1"))
+    space = [one for one in search_space(config, {path: ends}) if one.path == path]
+    with pytest.raises(ConfigError, match=message):
+        require_comparable(config, space)
+
+
+@pytest.mark.parametrize(
+    ("settings", "path", "ends"), [(WORKERS, "env.num_envs", (1, 4)), ({}, "algorithm.unroll_length", (1, 1 << 21))]
+)
+def test_a_range_that_may_fit_other_draws_is_searched(settings, path, ends):
+    """One lane cannot be shared by four workers, and so long an unroll is beyond the env steps of this run."""
+    config = config_from_mapping(ExperimentConfig, settings, base=preset("sac", "Pendulum-v1"))
+    (one,) = (one for one in search_space(config, {path: ends}) if one.path == path)
+    with pytest.raises(ConfigError):
+        [with_values(config, {path: end}) for end in one.ends]
+    require_comparable(config, [one])

@@ -1,5 +1,6 @@
 """Tests of `palaestra.deployment.exporting` and `palaestra export`: programs that act as the policy does."""
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -26,7 +27,14 @@ from palaestra.core import (
 )
 from palaestra.deployment import exporting
 from palaestra.experiments import RunDirectory, policies_of_run
-from palaestra.policies import SearchPolicy, load_policy, save_policy, stochastic_policy
+from palaestra.policies import (
+    CategoricalPolicy,
+    SearchPolicy,
+    SquashedGaussianPolicy,
+    load_policy,
+    save_policy,
+    stochastic_policy,
+)
 from palaestra.rollout import Evaluation
 from tests.algorithms.parts import ATTENTION, CASES, collected
 from tests.cli.parts import exit_code, output
@@ -76,12 +84,13 @@ def test_a_run_is_exported_from_the_command_line_and_runs_without_us(run, capsys
     assert "exists already; give another --output" in output(capsys)
 
 
-def test_wrappers_are_named_wherever_a_policy_goes(tmp_path, caplog):
-    """Nobody said them: half the torque was executed, by who followed the page."""
+@pytest.mark.parametrize("inputs", [(), ("reward",)], ids=["observations", "rewards"])
+def test_wrappers_are_named_wherever_a_policy_goes(inputs, tmp_path, caplog):
+    """Nobody said them: half the torque was executed, by who followed the page; then whole rewards were told."""
     wrappers = ("ScaleReward(scale=0.1)", "NormalizeAction", "FrameStack(num_frames=2)")
-    done = trained(tmp_path, env__name="Pendulum-v1", env__wrappers=wrappers)
-    named = ["NormalizeAction", "FrameStack(num_frames=2)"]
-    line = "inside NormalizeAction, FrameStack(num_frames=2): apply them yourself"
+    done = trained(tmp_path, env__name="Pendulum-v1", env__wrappers=wrappers, env__inputs=inputs)
+    named = list(wrappers if inputs else wrappers[1:])
+    line = f"inside {', '.join(named)}: apply them yourself"
     for source in (done.directory, done.directory / "policy"):
         (made,) = palaestra.export(source, tmp_path / "made" / source.name, format="torch")
         assert made.manifest["wrappers"] == named and line in str(made)
@@ -96,6 +105,15 @@ def test_wrappers_are_named_wherever_a_policy_goes(tmp_path, caplog):
     assert load_policy(file.parent).wrappers == ()
     for which in ("best", "last"):
         assert policies_of_run(RunDirectory(done.directory), which)[1]["policy"].wrappers == tuple(named)
+
+
+def test_wrappers_of_rewards_are_named_of_a_policy_that_is_told_rewards(tmp_path, monkeypatch):
+    monkeypatch.setattr(CategoricalPolicy, "reads_reward", True)
+    done = trained(tmp_path, env__wrappers=("ScaleReward(scale=0.1)",))
+    assert load_policy(done.directory / "policy").wrappers == ("ScaleReward(scale=0.1)",)
+    for which in ("best", "last"):
+        policy = policies_of_run(RunDirectory(done.directory), which)[1]["policy"]
+        assert policy.wrappers == ("ScaleReward(scale=0.1)",)
 
 
 def test_the_newest_evaluation_is_that_of_the_most_env_steps(tmp_path):
@@ -266,6 +284,27 @@ def test_a_program_that_acts_otherwise_is_not_kept(run, tmp_path, monkeypatch):
     with pytest.raises(PalaestraError, match="where the policy chooses"):
         palaestra.export(tmp_path / "policies", tmp_path / "out", format="torch")
     assert not (tmp_path / "out").exists()
+
+
+def test_rounding_is_in_proportion_to_what_the_policy_says_there(tmp_path, monkeypatch):
+    """Torques of up to 100 were refused for 1.3e-05 where one was near 0; a small one beside them still counts."""
+    box = BoundedSpec((2,), minimum=np.array([-100.0, -1.0]), maximum=np.array([100.0, 1.0]))
+    policy = SquashedGaussianPolicy.build(TensorSpec((3,)), box, NetworkConfig(hidden_sizes=(64, 64)))
+    generator = torch.Generator().manual_seed(0)
+    for weights in policy.parameters():
+        weights.data.normal_(std=0.3, generator=generator)
+    save_policy(policy, tmp_path / "policy")
+    (made,) = palaestra.export(tmp_path / "policy", tmp_path / "onnx")
+    assert made.parity.largest_difference < 1e-5
+    for off, refused in (([5e-4, 0.0], False), ([5e-3, 0.0], True), ([0.0, 3e-5], True)):
+
+        def spoiled(program, file, off=off):
+            return lambda inputs: [program.reference(inputs)[0] + torch.tensor(off)]
+
+        monkeypatch.setattr(exporting, "_torch", spoiled)
+        expected = pytest.raises(PalaestraError, match="is rounding") if refused else contextlib.nullcontext()
+        with expected:
+            palaestra.export(tmp_path / "policy", tmp_path / f"out{off}", format="torch")
 
 
 def test_what_cannot_be_exported_is_said(run, tmp_path, monkeypatch):

@@ -161,9 +161,9 @@ def test_a_folder_that_exists_and_runs_that_differ_are_refused(made, tmp_path, m
     other = tmp_path / "runs/mixed"
     shutil.copytree(made / "runs/g", other)
     config = other / "seed_6/config.yaml"
-    config.write_text(config.read_text().replace("gamma: 0.99", "gamma: 0.5"))
+    config.write_text(config.read_text().replace("initial_policy: null", "initial_policy: elsewhere"))
     monkeypatch.setattr(sharing, "_create", lambda name: pytest.fail(f"{name} is made on the hub"))
-    with pytest.raises(ConfigError, match=r"differ in algorithm.gamma; an interval is over seeds of one experiment"):
+    with pytest.raises(ConfigError, match=r"differ in run.initial_policy; an interval is over seeds of one experiment"):
         share(other, push="me/agent")
     empty = trained(tmp_path, "empty", trainer__eval_episodes=0, trainer__eval_every_steps=None).directory
     with pytest.raises(CheckpointError, match="has not been evaluated yet"):

@@ -15,6 +15,8 @@ from palaestra.distributed import ActingWeights, AgentsFactory, CollectorFactory
 from palaestra.distributed import worker as worker_module
 from palaestra.distributed.worker import shared_out
 from palaestra.envs import probe_specs
+from palaestra.multiagent import SelfPlayConfig
+from palaestra.policies import Policy
 from palaestra.runtime import LocalRuntime, ProcessRuntime
 from tests.distributed.parts import QUICK
 from tests.distributed.runs import copied, iterate, make_trainer
@@ -105,6 +107,30 @@ def test_policies_of_a_run_draw_from_generators_of_their_own():
     for factory, count in ((one, 3), (several, 6)):
         policies = [policy for worker in range(3) for policy in factory(worker).policies.values()]
         assert len({policy.generator.initial_seed() for policy in policies}) == len(policies) == count
+
+
+def test_f14_a_new_life_draws_anew_for_all_that_act(monkeypatch):
+    """Rules and snapshots of self-play too; else they would repeat the choices of who was there first."""
+    rules = functools.partial(actors, RANDOM, TWO_KINDS, "odd")
+    shop = dataclasses.replace(RANDOM, name="palaestra.multiagent:Meeting", kwargs={})
+    games = functools.partial(actors, shop, {"*": "all"})
+    self_play = SelfPlayConfig(pool_size=2)
+    for factory in (
+        AgentsFactory(env=RANDOM, actors=rules, num_workers=1),
+        AgentsFactory(env=shop, actors=games, num_workers=1, self_play=self_play),
+    ):
+        first = RolloutWorker(factory, 0)
+        lanes, lives = first.collect(1, episodes=False, random=()).lanes, list[list[int]]()
+        for episode in (0, 3, 4):
+            worker, seeds = RolloutWorker(factory, 0), list[int]()
+            position = {"lanes": {**(lanes or {}), "episode": np.full(4, episode)}, "opponents": first.opponents()}
+            with monkeypatch.context() as patch:
+                patch.setattr(Policy, "seed", lambda policy, seed, seeds=seeds: seeds.append(seed))
+                worker.begin(position)
+            lives.append(seeds[-2:])  # of what learns, and of what does not
+            worker.close()
+        first.close()
+        assert len({seed for life in lives for seed in life}) == 6
 
 
 def test_chaos_in_one_environment_of_the_run_is_chaos_in_that_one_of_its_worker():

@@ -1,5 +1,6 @@
 """Tests of `palaestra.envs.wrappers.wrap`: wrappers as values."""
 
+import dataclasses
 import multiprocessing
 import pickle
 import re
@@ -109,9 +110,22 @@ def test_wrappers_that_concern_a_policy_are_known_without_importing_those_of_oth
     silent = ("ClipReward", "NormalizeReward", "TimeLimit(duration=9)", "RecordVideo(directory='x')", "CheckFinite")
     told = ("ActionRepeat", "NormalizeAction", "FrameStack(num_frames=2)", "ActionMask", "nowhere:Wrapper(gain=2)")
     config = EnvConfig(wrappers=(*silent, *told), train_wrappers=("ClipObservation",))
-    assert config.policy_wrappers == told
+    assert config.policy_wrappers() == told
     gym = EnvConfig(gym_wrappers=("ClipReward", "ClipAction"), wrappers=(lambda env: env,))
-    assert gym.policy_wrappers == ("gymnasium.wrappers:ClipAction", "a function")
+    assert gym.policy_wrappers() == ("gymnasium.wrappers:ClipAction", "a function")
+
+
+def test_wrappers_of_what_a_policy_reads_besides_observations_concern_it():
+    """Rewards that are a tenth at training came whole, to who followed what an export said."""
+    rewards = ("ClipReward", "NormalizeReward", "ScaleReward(scale=0.1)")
+    layers = (*rewards, "EpisodeStatistics", "CheckFinite", "TimeLimit(duration=9)")
+    own = tuple(f"gymnasium.wrappers:{name}" for name in ("ClipReward", "NormalizeReward"))
+    told = EnvConfig(gym_wrappers=own, wrappers=layers)
+    assert told.policy_wrappers() == ()
+    assert told.policy_wrappers(reads_reward=True) == (*own, *rewards)
+    assert dataclasses.replace(told, inputs=("reward",)).policy_wrappers() == (*own, *rewards)
+    info = dataclasses.replace(told, inputs=("prev_action", "env_info"), info=("episode",))
+    assert info.policy_wrappers() == ("EpisodeStatistics",)
 
 
 NUMBER = 3

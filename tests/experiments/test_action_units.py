@@ -18,6 +18,7 @@ from palaestra.rollout import OfflineData, origin_of
 from palaestra.runs.data import read_for
 from palaestra.runs.single import SingleLearner
 from palaestra.training import Trainer, TrainerConfig
+from tests.algorithms.parts import KINDS
 from tests.experiments.data import PENDULUM, saved
 
 SEEN, TORQUE = TensorSpec((3,)), BoundedSpec((1,), minimum=np.array([-2.0]), maximum=np.array([2.0]))
@@ -213,3 +214,24 @@ def test_a_policy_is_worth_by_a_buffer_what_it_is_by_its_folder(tmp_path):
     assert evaluate_offline(policy, data, **few) == evaluate_offline(policy, str(tmp_path / "data"), **few)
     with pytest.raises(ConfigError, match="the data does not fit the policy: its actions are one: DiscreteSpec"):
         evaluate_offline(policy, rows([0, 2], DiscreteSpec(num=3)), **few)
+
+
+def another(action):
+    """Of the tiny environments with masks: an action that is forbidden at times."""
+    return (action + 1) % 3 if isinstance(action, torch.Tensor) else action.replace(lever=action["lever"] % 3 + 1)
+
+
+@pytest.mark.parametrize("kind", ["masked", "composite"])
+def test_new_runs_alone_refuse_actions_that_masks_forbid(kind, tmp_path):
+    """Their loss was infinite, and nothing said."""
+    buffer = ReplayBuffer.load(saved(tmp_path / "data", KINDS[kind]))
+    spec = buffer.options["action_spec"]
+    with_actions(buffer, spec, another, executed_spec=spec).save(tmp_path / "wrong")
+    base = dataclasses.replace(preset("behaviour_cloning", KINDS[kind].name), env=KINDS[kind])
+    offline = [DataConfig(data=str(tmp_path / name)) for name in ("data", "wrong")]
+    right, wrong = (SingleLearner(dataclasses.replace(base, offline=one)) for one in offline)
+    assert right.load_data(new=True)
+    said = r"in lane 0, row \d+, action is .*, which the observation's action_mask forbids"
+    with pytest.raises(ConfigError, match=said):
+        wrong.load_data(new=True)
+    assert wrong.load_data()  # of a run that goes on

@@ -1,13 +1,17 @@
 """Which policy of a game counts as the best, where what all earn together is the same in every episode."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
 
 import palaestra
 from palaestra.cli.main import main
-from palaestra.core import BoundedSpec, DiscreteSpec, restart, termination
-from palaestra.experiments import policies_of_run
+from palaestra.config.config import ExperimentConfig, config_from_mapping
+from palaestra.core import BoundedSpec, ConfigError, DiscreteSpec, restart, termination
+from palaestra.experiments import Search, policies_of_run, preset
+from palaestra.experiments.tuning import asked_search
 from palaestra.multiagent import AgentSpec, MultiAgentEnv, MultiAgentStep
 from palaestra.runs.records import read_evaluations
 from palaestra.runs.run_directory import RunDirectory
@@ -134,3 +138,27 @@ def test_a_fork_plays_against_the_policies_that_it_took_along(tmp_path):
     *_, (_, last) = read_evaluations(forked.directory)
     assert (last["against_best"], last["best"]) == (0.0, False)
     assert chosen(RunDirectory(forked.directory)) == {1}
+
+
+SEPARATE = {"agents__sharing": "separate"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "Duel together earn the same in every game, .*trial is better; train a run .*: palaestra rate RUN RUN"),
+        (SEPARATE, r"are judged \(left, right\), .*name one policy .*, such as --agents.judged right, or train a run"),
+        ({"agents__self_play__pool_size": 2, "env__kwargs": {"loses": 0.0}}, "pool_size is 2, and .*; train a run"),
+        (SEPARATE | {"agents__judged": ("left",)}, ""),
+        ({"env__kwargs": {"loses": 0.0}}, ""),
+        ({"env__name": GAME.replace("Duel", "Dilemma")}, ""),
+    ],
+)
+def test_a_search_by_returns_that_are_always_the_same_is_refused(settings, message, tmp_path):
+    """All trials had 0.00, and the first of them won; a study that has begun goes on."""
+    config = config_from_mapping(ExperimentConfig, settings, base=preset("ppo", GAME))
+    search = Search(output=str(tmp_path))
+    with pytest.raises(ConfigError, match=message) if message else nullcontext():
+        asked_search(config, search, None)
+    (tmp_path / "study.json").touch()
+    asked_search(config, search, None)

@@ -107,6 +107,16 @@ def test_more_of_it_is_replayed_if_asked(run, again):
     assert len(receipt.compared) >= 2
 
 
+def test_what_earlier_rows_left_in_a_buffer_is_no_other_bit(run):
+    """The open row has no action yet: what lies there is of another unroll, and a buffer that was loaded lacks it."""
+    store = run.checkpoints()
+    state = store.load(store.directory / f"step_{newest(run):010d}")[1]
+    buffer = state["buffer"]
+    buffer["field.action"][int(buffer["head"][0]), 0] += 1
+    store.save(newest(run), state, replace=True)
+    assert verify_run(run.path).ok
+
+
 def test_a_single_bit_is_found_and_another_machine_is_named(run, capsys):
     """The mutant: were the comparison blind, the tests above would prove nothing."""
     spoil(run, newest(run))

@@ -307,13 +307,6 @@ def test_the_command_says_what_it_would_search(capsys):
     assert ended.value.code == 0 and space["algorithm.gamma"]["high"] == 0.95
 
 
-@pytest.mark.parametrize("value", [["1"], ["a", "b"]])
-def test_a_wrong_space_ends_with_2(value, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["tune", "dqn", "CartPole-v1", "--space.algorithm.gamma", *value, "--dry-run"])
-    assert ended.value.code == 2 and "space" in capsys.readouterr().err
-
-
 def test_a_winner_that_fails_makes_room_for_the_next(tmp_path, trained, monkeypatch):
     told, first, errors = [], [], [PalaestraError("seed 10000 failed")]
 
@@ -372,12 +365,31 @@ def test_a_journal_that_says_what_cannot_be_is_refused_by_name(tmp_path, trained
 
 
 @pytest.mark.parametrize("more", [["--dry-run"], []])
-def test_an_algorithm_that_does_not_fit_is_refused_before_anything_is_searched(more, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("dqn", "dqn does not fit Pendulum-v1"),
+        ("sac --space.algorithm.gamma 1", "space.algorithm.gamma is [1.0]; give the lowest and the highest value"),
+        ("sac --space.algorithm.gamma a b", "space is {'algorithm.gamma': ['a', 'b']}: a number is needed"),
+        ("sac --trainer.stop-at-return=-200", "trainer.stop_at_return is -200, so trials that reach it would end"),
+        ("sac --space.algorithm.tau 0.001 2", "space.algorithm.tau is 0.001 to 2, but algorithm.tau is 2.0"),
+        ("sac --env.max-episode-steps 64 --space.env.max-episode-steps 64 128", "cannot be compared"),
+    ],
+)
+def test_a_search_that_cannot_be_is_refused_before_it_begins(more, typed, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    algorithm, *options = typed.split()
     with pytest.raises(SystemExit) as ended:
-        main(["tune", "dqn", "Pendulum-v1", *more])
-    assert ended.value.code == 2 and "dqn does not fit Pendulum-v1" in capsys.readouterr().err
+        main(["tune", algorithm, "Pendulum-v1", *options, *more])
+    assert ended.value.code == 2 and says in " ".join(capsys.readouterr().err.split())
     assert not list(tmp_path.iterdir())
+
+
+def test_a_study_that_began_with_a_goal_goes_on(tmp_path, trained, monkeypatch):
+    with monkeypatch.context() as before:
+        before.setattr(tuning, "_require_scores", lambda _: None)
+        searched(tmp_path, trials=1, trainer__stop_at_return=-200.0)
+    assert searched(tmp_path, trials=2, trainer__stop_at_return=-200.0).complete == 2
 
 
 def test_a_folder_in_which_another_process_searches_is_refused(tmp_path, trained):

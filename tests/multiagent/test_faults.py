@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from palaestra import PPO, PPOConfig, RunSeeds
+from palaestra import MAPPO, PPO, PPOConfig, RunSeeds
 from palaestra.core import ConfigError, EnvError, NonFiniteError, StepType
 from palaestra.envs import EnvConfig, FaultPolicy
 from palaestra.multiagent import (
@@ -208,6 +208,47 @@ def test_an_environment_that_leaves_or_whose_global_state_is_nan_is_named(world)
     with pytest.raises((EnvError, NonFiniteError), match=r"environment 0 in episode 0 .*step 3"):
         _played(envs)
     assert envs.faults.total == 1
+
+
+class Unseen(Meeting):
+    """Cannot say its global state at one time of its life as an object, the first time steps included."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left = left
+
+    def global_state(self):
+        self.left -= 1
+        if not self.left:
+            raise ConnectionResetError("simulator lost")
+        return super().global_state()
+
+
+@pytest.mark.parametrize("left", [1, 5, 9])
+def test_a_global_state_that_fails_is_a_fault_of_the_step_for_those_who_see_it(left):
+    """F1: the episode breaks off in training and in evaluation, and the next one begins."""
+
+    def envs_of(faults):
+        lives = itertools.chain([left], itertools.repeat(100_000))
+        return MultiAgentEnvs([lambda: Unseen(next(lives))], lane_seeds=[3], faults=faults)
+
+    envs = envs_of(RESTART)
+    specs = assign_policies(envs.agents, {"*": "team"}, teams=["team"], state_spec=envs.state_spec)
+    team = MAPPO(specs["team"].observation_spec, specs["team"].action_spec, None, RunSeeds(0))
+    collector = MultiAgentCollector(envs, specs, {"team": team})
+    collector.unroll(40)
+    ((fault,), buffer) = envs.faults, collector.buffers["team"]
+    assert (fault.handled, fault.step, envs.lane_state()["episode"][0] > 0) == ("restart", left - 1, True)
+    rows = buffer.in_time_order(0)
+    kinds = buffer.take("step_type", rows).numpy()
+    broken = (kinds[:-1] != StepType.LAST) & (kinds[1:] == StepType.FIRST)
+    assert broken.sum() == (left > 1)
+    assert not buffer.is_start(rows[:-1][broken]).any()
+    evaluated = envs_of(RESTART)
+    assert evaluate_agents({"team": team.policy}, evaluated, specs, episodes=3).episodes == 3
+    assert evaluated.faults.total == 1
+    with pytest.raises(EnvError, match=r"environment 0 in episode \d .*, step \d+, .*simulator lost"):
+        MultiAgentCollector(envs_of(None), specs, {"team": team}).unroll(40)
 
 
 def test_an_environment_that_cannot_be_made_again_at_first_is_tried_again():

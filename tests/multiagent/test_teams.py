@@ -27,6 +27,7 @@ from palaestra.core import (
     truncation,
 )
 from palaestra.multiagent import (
+    AgentsConfig,
     AgentSpec,
     Meeting,
     MultiAgentCollector,
@@ -159,6 +160,26 @@ def test_a_policy_is_not_called_as_an_agent_of_several():
     with pytest.raises(ConfigError, match="the policy 'buyer' acts for buyer, seller, and an agent is called like it"):
         assign_policies(agents, {"*": "buyer"})
     assert list(assign_policies(agents, {"buyer": "buyer", "*": "others"})) == ["buyer", "others"]
+
+
+@pytest.mark.parametrize(
+    ("agents", "policies"),
+    [
+        ("0 1", "agent_0 agent_1"),
+        ("a.1 a-1 a_1 b-1", "a_1_2 a_1_3 a_1 b_1"),
+        ("keys training agent_0 0 x²", "agent_keys agent_training agent_0 agent_0_2 agent_x_"),
+        ("नि_1 न.1", "न__1 न_1"),  # the first was called so before
+    ],
+)
+def test_every_agent_has_a_separate_policy_with_a_name_of_its_own(agents, policies):
+    """Agents of PettingZoo may be numbers; and `a-1` shared a policy with `a.1`."""
+    member = AgentSpec(TensorSpec((2,)), DiscreteSpec(num=2))
+    config = AgentsConfig(sharing="separate")
+    specs = config.policy_specs(dict.fromkeys(agents.split(), member), teams=(), state_spec=None)
+    assert {spec.agents: name for name, spec in specs.items()} == {
+        (agent,): policy for agent, policy in zip(agents.split(), policies.split(), strict=True)
+    }
+    torch.nn.ModuleDict({name: torch.nn.Identity() for name in specs})
 
 
 def test_a_policy_that_would_have_no_agent_is_refused_by_name():

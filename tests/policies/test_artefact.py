@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from palaestra.policies import (
     Phase,
     RandomPolicy,
     ValueGreedyPolicy,
+    artefact,
     load_policy,
     save_policy,
 )
@@ -101,6 +103,40 @@ def test_the_clip_of_a_normaliser_survives(tmp_path):
 def test_an_artefact_is_replaced_and_is_two_files(saved):
     save_policy(POLICIES["gaussian"](), saved)
     assert sorted(path.name for path in saved.iterdir()) == ["policy.json", "weights.safetensors"]
+    assert isinstance(load_policy(saved), GaussianPolicy)
+
+
+@pytest.mark.parametrize("again", ["fails", "dies", "succeeds"])
+def test_a_save_after_one_that_was_killed_loses_nothing(again, saved, monkeypatch):
+    """The only description of the weights that were there was its scratch file, which it deleted when it failed."""
+    new, newer, replace = POLICIES["gaussian"](), POLICIES["composite"](), Path.replace
+
+    def killed(path, target):
+        if path.name == "policy.json.tmp":
+            raise KeyboardInterrupt
+        return replace(path, target)
+
+    def killed_earlier(path, target):  # with its own description written
+        if path.name == "weights.safetensors.tmp":
+            raise KeyboardInterrupt
+        return replace(path, target)
+
+    def full(path, tensors):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save_policy(new, saved)
+    monkeypatch.setattr(Path, "replace", replace if again != "dies" else killed_earlier)
+    assert isinstance(load_policy(saved), GaussianPolicy)
+    if again == "succeeds":
+        save_policy(newer, saved)
+        assert isinstance(load_policy(saved), CompositePolicy)
+        return
+    if again == "fails":
+        monkeypatch.setattr(artefact, "save_tensors", full)
+    with pytest.raises((OSError, KeyboardInterrupt)):
+        save_policy(newer, saved)
     assert isinstance(load_policy(saved), GaussianPolicy)
 
 
@@ -187,6 +223,35 @@ def test_layers_out_of_all_proportion_are_refused_before_memory_is_asked_for(sav
     rewrite(saved, network=network | {"hidden_sizes": sizes})
     with pytest.raises(CheckpointError, match=r"does not describe a CategoricalPolicy .*(at least 1|far more than)"):
         load_policy(saved)
+
+
+class Brightness(nn.Module):
+    """Few weights for however large a picture."""
+
+    def __init__(self, observation_spec) -> None:
+        super().__init__()
+        self.layer = nn.Linear(observation_spec.shape[0], 3)
+
+    def forward(self, observation):
+        return self.layer(observation.float().mean((2, 3)))
+
+
+def test_a_small_network_for_large_pictures_is_made_again(tmp_path):
+    """Two zero rows of the observation, which the encoder is called with, were more than its weights allowed."""
+    film = TensorSpec((3, 1080, 1920), torch.uint8)
+    network = NetworkConfig(hidden_sizes=(8,), encoder=Brightness)
+    save_policy(CategoricalPolicy.build(film, DiscreteSpec(num=2), network), tmp_path)
+    assert load_policy(tmp_path).observation_spec == film
+
+
+@pytest.mark.parametrize("shape", [[3, 2**20, 2**10], [2**40, 4]])
+def test_observations_out_of_all_proportion_are_refused_before_memory_is_asked_for(shape, tmp_path):
+    network = NetworkConfig(hidden_sizes=(8,), encoder=Brightness)
+    save_policy(CategoricalPolicy.build(TensorSpec((3, 4, 4)), DiscreteSpec(num=2), network), tmp_path)
+    spec = json.loads((tmp_path / "policy.json").read_text())["observation_spec"]
+    rewrite(tmp_path, observation_spec=spec | {"shape": shape})
+    with pytest.raises(CheckpointError, match=r"does not describe a Categ.* far more than its weights and obs"):
+        load_policy(tmp_path)
 
 
 def test_no_weight_file_can_run_code(saved):

@@ -54,6 +54,12 @@ def config_of(algorithm, env, **settings):
         ("sac", "Pendulum-v1", {"algorithm__target_entropy": 0.7}, "target of the entropy is 0.7 nats"),
         ("flash_sac", "Pendulum-v1", {"algorithm__target_std": 0.5}, "target of the entropy is 0.726 nats"),
         ("ppo", "CartPole-v1", {"algorithm__unroll_length": 1, "env__num_envs": 1}, "that of one step to 0"),
+        (
+            "muzero",
+            "pettingzoo:classic/tictactoe-v3",
+            {"algorithm__alternating": True},
+            "alternating says that the next row is another player's",
+        ),
     ],
 )
 def test_what_would_learn_nonsense_is_refused(algorithm, env, settings, message):

@@ -7,10 +7,13 @@ import pytest
 import torch
 
 import palaestra
-from palaestra import EnvConfig
+from palaestra import EnvConfig, preset
 from palaestra.buffers import ReplayBuffer, from_minari
 from palaestra.core import CheckpointError, ConfigError, DiscreteSpec, ShapeError, StepType, TensorSpec, TimeStep
-from palaestra.experiments import collect_data, export_data, export_minari, find_run, policy_of_run
+from palaestra.experiments import DataConfig, collect_data, export_data, export_minari, find_run, policy_of_run
+from palaestra.multiagent import AgentsConfig
+from palaestra.runs.datasets import collect_by_chance
+from palaestra.runs.team import TeamLearner
 from palaestra.training import CheckpointStore
 from tests.experiments.data import HYBRID, PENDULUM, SMALL, saved
 from tests.experiments.parts import trained
@@ -172,6 +175,28 @@ def test_pictures_do_not_go_to_minari(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"^Minari stores uint8 arrays such as observation .* as JPEG"):
         export_minari(tmp_path / "data", "catch/test-v0")
     assert not (tmp_path / "datasets").exists()
+
+
+@pytest.mark.parametrize("mapping", [{"*": "policy"}, {"agent_0": "other", "*": "policy"}])
+def test_of_many_agents_one_whose_policy_is_called_policy_has_its_folder(mapping, tmp_path):
+    """Data went into the folder of all, or nowhere, and was looked for in one of its name."""
+    env, agents = EnvConfig(name="palaestra.multiagent:Meeting"), AgentsConfig(mapping=mapping)
+    made = collect_by_chance(env, agents, tmp_path / "data", steps=40)
+    assert {name: part.path for name, part in made.parts.items()} == {
+        name: str(tmp_path / "data" / name) for name in mapping.values()
+    }
+    base = dataclasses.replace(preset("discrete_cql", env.name), env=env, agents=agents)
+
+    def found(folder):
+        learner = TeamLearner(dataclasses.replace(base, offline=DataConfig(data=str(folder))))
+        return {name: len(buffer) for name, buffer in learner.load_data(new=True).items()}
+
+    whole = found(tmp_path / "data")
+    assert whole.keys() == set(mapping.values())
+    (tmp_path / "data" / "policy").rename(tmp_path / "older")  # as it was written before
+    for name in set(whole) - {"policy"}:
+        (tmp_path / "data" / name).rename(tmp_path / "older" / name)
+    assert found(tmp_path / "older") == whole
 
 
 def test_data_and_own_rows_keep_what_the_environment_says_besides_or_leave_it_out(tmp_path):

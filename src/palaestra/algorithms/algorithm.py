@@ -115,6 +115,8 @@ class Algorithm(ABC, Generic[PolicyT, ConfigT]):
     """Settings that a run has to name, and what each is; one that is made by itself can do without."""
     imitates: ClassVar[bool] = False
     """Whether it only learns to act as its data does, so that steps of its own would teach it nothing."""
+    ignores_rewards: ClassVar[bool] = False
+    """Whether it does not look at rewards, so that a vector of them needs no weights."""
     batch_norm: ClassVar[bool] = False
     """Whether it learns networks with batch normalisation: its losses say which calls see a minibatch."""
 
@@ -271,7 +273,7 @@ class Algorithm(ABC, Generic[PolicyT, ConfigT]):
             )
         if self.rewards is not None:
             self.rewards.require(reward_spec, self.plan)
-        elif reward_spec.shape and not self.team:
+        elif reward_spec.shape and not (self.team or self.ignores_rewards):
             yield (
                 f"the environment's rewards have the shape {list(reward_spec.shape)}, and {type(self).__name__} "
                 "maximises one number; say what each of them counts: algorithm.rewards.weights"

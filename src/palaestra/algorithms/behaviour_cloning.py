@@ -51,7 +51,7 @@ class BehaviourCloning(GradientAlgorithm[StochasticPolicy, BehaviourCloningConfi
     """
 
     config_class = BehaviourCloningConfig
-    imitates = True
+    imitates = ignores_rewards = True
 
     def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: BehaviourCloningConfig) -> None:
         (layers,) = config.network.parts("policy")

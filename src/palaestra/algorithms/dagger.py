@@ -88,7 +88,7 @@ class DAgger(GradientAlgorithm[policies.StochasticPolicy, DAggerConfig]):
     """
 
     config_class = DAggerConfig
-    recurrent = True
+    recurrent = ignores_rewards = True
     needs: ClassVar[dict[str, str]] = {
         "teacher": "a teacher: the folder of a run or of a saved policy, or a function as my_package:rule"
     }
@@ -129,20 +129,36 @@ class DAgger(GradientAlgorithm[policies.StochasticPolicy, DAggerConfig]):
         return to_device(action, device_of(observation))
 
     def preprocess(self, batch: Any, source: DataSource) -> DAggerBatch:
-        """Observations, and what the teacher would do there; who acted and what followed does not matter."""
+        """Observations, and what the teacher would do there; who acted and what followed does not matter.
+
+        Raises:
+            SpecError: the teacher would do what is forbidden there, or outside of the action space.
+        """
         if not self.policy.state_spec:
             action = batch.action if self.teacher is None else self.taught(batch.observation)
-            return DAggerBatch.of(
-                {"observation": batch.observation, "action": action, "valid": torch.ones(len(action))}
-            )
+            valid = torch.ones(len(action))
+            self._require_allowed(batch.observation, action, valid)
+            return DAggerBatch.of({"observation": batch.observation, "action": action, "valid": valid})
         seen, count = batch.observation[:-1], batch.action.shape[:2]  # [L, N], without the row behind the last action
         action = batch.action
         if self.teacher is not None:
             taught = self.taught(tree_map(lambda leaf: leaf.flatten(0, 1), seen))
             action = tree_map(lambda leaf: leaf.unflatten(0, count), taught)
         valid = remembered_starts(batch.step_type, self.config.burn_in).float()
+        self._require_allowed(seen, action, valid)
         fields = {"observation": seen, "action": action, "valid": valid, "step_type": batch.step_type[:-1]}
         return DAggerBatch.of(fields | {"state": batch.state})
+
+    def _require_allowed(self, observation: Any, action: Any, valid: Tensor) -> None:
+        """Refuses to learn what no policy can do, of which the loss would be infinite."""
+        if (mask := self.policy.action_mask(observation)) is None:
+            return
+        executed = self.policy.env_action(action)
+        if found := policies.first_forbidden(executed, mask, self.policy.action_spec, valid > 0):
+            raise SpecError(
+                f"the action to imitate is {found[1]}, which the observation's action_mask forbids, so that no policy "
+                "takes it; let the teacher choose among what is allowed"
+            )
 
     def losses(self, batch: DAggerBatch) -> Losses:
         """The negative log-likelihood of the teacher's actions, nats; of choices, that is their cross-entropy."""

@@ -46,7 +46,8 @@ class LearnedReward(ABC):
         self.trained = nn.ModuleDict()
         self.fixed = nn.ModuleDict()
         if any(leaf.dtype.is_floating_point for leaf in spec_leaves(observation_spec).values()):
-            self.fixed["normalizer"] = ObservationNormalizer(observation_spec, _CLIP)
+            for normalizer in ObservationNormalizer.for_any(observation_spec, _CLIP):  # a mask of floats is none
+                self.fixed["normalizer"] = normalizer
 
     @abstractmethod
     def rewards(self, rows: Any, valid: Tensor) -> Tensor:

@@ -147,11 +147,12 @@ class AdversarialReward(LearnedReward):
             return free[-1]
 
         between: Any = tree_map(mixed, here, there)
-        if not free:
+        # masks, and keys that the policy does not see, have no slope
+        slopes = torch.autograd.grad(self._f(between).sum(), free, create_graph=True, allow_unused=True) if free else ()
+        squares = [one.reshape(*mix.shape, -1).square().sum(-1) for one in slopes if one is not None]
+        if not squares:
             return torch.zeros_like(mix)
-        # keys that the policy does not see have no slope
-        slopes = torch.autograd.grad(self._f(between).sum(), free, create_graph=True, allow_unused=True)
-        square = torch.stack([one.flatten(mix.ndim).square().sum(-1) for one in slopes if one is not None]).sum(0)
+        square = torch.stack(squares).sum(0)
         return 0.5 * self.config.gradient_penalty * ((square + _LEAST).sqrt() - 1).square()
 
 

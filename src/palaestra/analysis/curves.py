@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Literal, TypeAlias
 import numpy as np
 from rich.text import Text
 
-from palaestra.analysis.labels import had_before, labels_of_runs, shown_labels
+from palaestra.analysis.labels import had_before, labels_of_runs, say_same_seeds, shown_labels
 from palaestra.config.config import flat_settings
 from palaestra.core import CheckpointError, ConfigError, did_you_mean, import_extra
 from palaestra.core.files import whole_file
@@ -21,6 +21,7 @@ from palaestra.ops.statistics import half_width, iqm
 from palaestra.rollout.episodes import reported
 from palaestra.runs import RunDirectory, changes_between, find_runs, read_evaluations
 from palaestra.runs.records import is_number, say_once
+from palaestra.runs.run_directory import without_copies
 
 _log = logging.getLogger(__name__)
 
@@ -160,8 +161,9 @@ def curves_of(
 
 def _logged(runs: Sequence[RunDirectory], metric: str, x: Axis) -> dict[tuple[str, str, str], list[_Run]]:
     """Runs of each configuration, by its label, what they count, and the label in full."""
-    runs = list({run.path.resolve(): run for run in runs}.values())  # one that is named twice is one
+    runs = without_copies(runs)
     groups: dict[tuple[str, str, str], list[_Run]] = {}
+    samples: dict[str, list[RunDirectory]] = {}
     columns = (_COLUMNS[x], metric, "env_steps")
     seen, missing = set[str](), list[str]()
     for run, label, whole in zip(runs, shown_labels(runs), labels_of_runs(runs), strict=True):
@@ -171,6 +173,7 @@ def _logged(runs: Sequence[RunDirectory], metric: str, x: Axis) -> dict[tuple[st
         if points := (x == "steps" and metric.startswith("eval/") and _evaluated(run, metric)) or points:
             at_goal = "the goal was" in (run.info.get("reason") or "")
             groups.setdefault((label, run.config.unit, whole), []).append((np.asarray(points, np.float64).T, at_goal))
+            samples.setdefault(whole, []).append(run)
         else:
             missing.append(f"{run.path}")
     if not groups:
@@ -180,6 +183,8 @@ def _logged(runs: Sequence[RunDirectory], metric: str, x: Axis) -> dict[tuple[st
         raise ConfigError(f"there is no metric {metric!r}{did_you_mean(metric, seen)}")
     if missing:
         _log.warning("no %s has been logged in %s, of which nothing is drawn", metric, ", ".join(missing))
+    for sample in samples.values():
+        say_same_seeds(sample)
     return groups
 
 
@@ -241,8 +246,8 @@ class Comparison:
     """How two runs, or groups of seeds, differ: their settings and their curves."""
 
     differences: dict[str, tuple[Any, Any]]
-    """Settings by path: (of the first, of the second); seeds, names and directories left out. One of learning that was
-    changed while a run went on is there as `PATH until ENV_STEPS`, too."""
+    """Settings by path: (of the first, of the second); seeds, names and directories left out. One that was changed
+    while a run went on, and sets runs apart, is there as `PATH until ENV_STEPS`, too."""
     curves: list[Curve]
     """The curves of the first run and of the second."""
     metric: str
@@ -253,10 +258,12 @@ class Comparison:
     """The metric of each there."""
     num_runs: tuple[int, int]
     """Runs of each that had come so far."""
+    tasks: tuple[str, str]
+    """Of each, all that decides its returns."""
 
     def __str__(self) -> str:
         first, second = self.at_common
-        change = "of two environments" if "env.name" in self.differences else f"a difference of {second - first:+.4g}"
+        change = "of two tasks" if self.tasks[0] != self.tasks[1] else f"a difference of {second - first:+.4g}"
         few = "" if self.num_runs == (1, 1) else " (of {} and {} runs that came so far)".format(*self.num_runs)
         return f"{self.metric} at {self.common_x:,.0f}: {first:.4g} and {second:.4g}, {change}{few}"
 
@@ -301,7 +308,7 @@ def compare_runs(
         raise ConfigError(f"{first} and {second} have no {x_label(curves, x)} in common: {place}")
     a, b = (_curve("", logged, np.asarray([common])) for _, logged in drawn)
     at, of = (float(a.value[0]), float(b.value[0])), (int(a.num_runs[0]), int(b.num_runs[0]))
-    return Comparison(differences, curves, metric, common, at, of)
+    return Comparison(differences, curves, metric, common, at, of, (one[0].config.task, other[0].config.task))
 
 
 def _only_curve(runs: Sequence[RunDirectory], name: str | Path, metric: str, x: Axis) -> tuple[Curve, list[_Run]]:

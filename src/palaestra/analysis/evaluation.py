@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from palaestra.analysis.labels import say_same_seeds
 from palaestra.config.config import on_cpu
 from palaestra.core import CheckpointError, ConfigError, RunSeeds, left_as_found, readable
 from palaestra.envs import EnvConfig
@@ -145,14 +146,14 @@ def evaluate_runs(
 
     Raises:
         CheckpointError: there is no such run, or it has no such policy.
-        ConfigError: they are of several environments.
+        ConfigError: they are of several tasks: environments, weights of rewards, or agents whose returns count.
     """
     directories = begun_runs(names, root)
-    if len(tasks := sorted({directory.config.env.task for directory in directories})) > 1:
+    if len(tasks := sorted({directory.config.task for directory in directories})) > 1:
         raise ConfigError(
-            f"the runs are of {', '.join(tasks)}, whose returns have no mean; evaluate those of one environment "
-            "at a time"
+            f"the runs are of {', '.join(tasks)}, whose returns have no mean; evaluate those of one task at a time"
         )
+    say_same_seeds(directories)
     found = {str(directory.path): evaluate_run(directory.path, **options) for directory in directories}
     means = [evaluation.return_mean for evaluation in found.values()]
     interval = mean_interval(means) if len(means) > 1 else next(iter(found.values())).return_ci95
@@ -205,7 +206,7 @@ def _directory(name: str | Path | RunDirectory, root: str | Path) -> RunDirector
 def _inside(directory: RunDirectory, policies: dict[str, Policy]) -> dict[str, Policy]:
     """Policies that know the run's wrappers, which those saved by older versions do not say."""
     for policy in policies.values():
-        policy.wrappers = directory.config.env.policy_wrappers
+        policy.wrappers = directory.config.env.policy_wrappers(policy.reads_reward)
     return policies
 
 

@@ -1,4 +1,4 @@
-"""What runs are called in legends, tables and reports: the settings that tell them apart, or names."""
+"""Which runs are a sample of one thing, and what these are called: the settings that tell them apart, or names."""
 
 import re
 from collections.abc import Sequence
@@ -7,8 +7,26 @@ from typing import Any
 
 from palaestra.config.config import ExperimentConfig, flat_settings
 from palaestra.runs import RunDirectory
+from palaestra.runs.records import say_once
 
-_OF_LEARNING = ("algorithm.", "agents.", "asynchronous.", "hindsight.", "offline.fraction", "offline.updates")
+_GROUPS = {
+    "buffer": "compression",
+    "distributed": "runtime num_workers num_learners gradient_shards allocation num_policy_hosts replay_shards "
+    "replay_copies address timeout_s min_workers recover_timeout_s max_restarts backoff_s num_cpus num_gpus "
+    "num_gpus_per_learner",
+    "env": "kwargs.render_mode vectorization num_workers num_threads on_fault max_restarts timeout_s reset_timeout_s "
+    "strict auto_reset",
+    "robot": "max_batch_size max_wait_s timeout_s steps_per_iteration",
+    "run": "seed directory name compile together device deterministic num_threads tensorboard loggers project "
+    "eval_num_envs eval_vectorization",
+    "trainer": "time_limit_s eval_every_steps eval_every_s eval_at_steps eval_episodes eval_time_limit_s eval_async "
+    "checkpoint_every_steps keep_checkpoints copied_segments log_every_steps max_skipped_updates max_failed_saves "
+    "grace_s",
+}
+OF_EXECUTION = frozenset(f"{group}.{name}" for group, names in _GROUPS.items() for name in names.split())
+"""Seeds, and settings that only say where and how a run is executed and logged. All others make another sample."""
+_GOING_ON = ("trainer.total_env_steps", "trainer.stop_at_return", "offline.data")
+"""Not told of a run that went on with others: it is longer then, or its data, which is the same, lies elsewhere."""
 _LONGEST, _CELL = 95, 64  # characters of a legend's line, with longer ones of which little is left of a picture
 _LONG_NUMBER = re.compile(r"(?<![\w.])\d*\.\d{3,}(?:e[+-]?\d+)?(?![\w.])")
 
@@ -81,7 +99,9 @@ def table_cells(values: Sequence[Any]) -> list[str]:
 
 
 def labels_of_runs(runs: Sequence[RunDirectory]) -> list[str]:
-    """`labels_of` their configurations, with what learning had before other settings took its place.
+    """`labels_of` their configurations, with the settings that a run had before others took their place.
+
+    Runs whose labels are the same are a sample of one thing.
 
     Args:
         runs: in any order.
@@ -91,25 +111,48 @@ def labels_of_runs(runs: Sequence[RunDirectory]) -> list[str]:
     return [" ".join([label, *had]) for label, had in zip(labels, before, strict=True)]
 
 
-def how_learned(run: RunDirectory) -> str:
-    """The settings of a run's learning, those that it had before included, as text; the task is not among them.
+def say_same_seeds(sample: Sequence[RunDirectory]) -> None:
+    """Warns of runs of one algorithm that have one seed, as a run and its fork: an interval takes them for two.
+
+    They are not refused, for on GPUs or with workers such runs do differ.
 
     Args:
-        run: of a training.
+        sample: runs that are averaged.
     """
-    settings = {path: value for path, value in flat_settings(run.config).items() if path.startswith(_OF_LEARNING)}
-    return repr((run.config.algorithm_name, settings, had_before(run)))
+    found: dict[tuple[str, str, int], list[str]] = {}
+    for run in sample:
+        config = run.config
+        found.setdefault((config.algorithm_name, config.env.name, config.run.seed), []).append(str(run.path))
+    for (*_, seed), paths in found.items():
+        if len(paths) > 1:
+            say_once(
+                f"{', '.join(paths)} have the same seed ({seed}): they are no independent runs, so an interval over "
+                "them is too narrow; train each with a seed of its own (--seed)"
+            )
+
+
+def sets_apart(path: str) -> bool:
+    """Whether runs that differ in a setting are no sample of one thing.
+
+    Args:
+        path: of the setting.
+
+    Examples:
+        >>> sets_apart("run.initial_policy"), sets_apart("run.device")
+        (True, False)
+    """
+    return path not in OF_EXECUTION
 
 
 def had_before(run: RunDirectory) -> dict[tuple[str, int], Any]:
-    """Settings of learning that a run went on without, by path and the env steps at which they were changed."""
+    """Settings that set a run apart and that it went on without, by path and the env steps at which they changed."""
     entries = [(entry["env_steps"], entry["changes"]) for entry in run.info.get("overrides", [])]
     changes = [(path, step, pair[0]) for step, changed in entries if step for path, pair in changed.items()]
-    return {(path, step): value for path, step, value in changes if path.startswith(_OF_LEARNING)}
+    return {(path, step): value for path, step, value in changes if sets_apart(path) and path not in _GOING_ON}
 
 
 def labels_of(configs: Sequence[ExperimentConfig]) -> list[str]:
-    """The settings that tell each configuration from the others; seeds, directories and speed do not count.
+    """The settings that tell each configuration from the others, of those that set runs apart (`sets_apart`).
 
     Args:
         configs: of runs.
@@ -119,14 +162,17 @@ def labels_of(configs: Sequence[ExperimentConfig]) -> list[str]:
         >>> labels_of([preset("ppo", "CartPole-v1"), preset("dqn", "CartPole-v1")])
         ['ppo CartPole-v1', 'dqn CartPole-v1']
     """
-    flat = [flat_settings(config) for config in configs]
+    flat = [
+        {path: value for path, value in flat_settings(config).items() if sets_apart(path) and value != {}}
+        for config in configs
+    ]
     names = [f"{config.algorithm_name} {config.env.name}" for config in configs]
     firsts: dict[str, dict[str, Any]] = {}
     differ: dict[str, set[str]] = {}
     for name, settings in zip(names, flat, strict=True):
         first = firsts.setdefault(name, settings)
-        paths = {path for path in first.keys() | settings.keys() if first.get(path) != settings.get(path)}
-        differ.setdefault(name, set()).update(path for path in paths if not path.startswith("run."))
+        paths = {path for path in first.keys() | settings.keys() if first.get(path, ...) != settings.get(path, ...)}
+        differ.setdefault(name, set()).update(paths)
     return [
         " ".join([name, *(f"{path}={value}" for path, value in settings.items() if path in differ[name])])
         for name, settings in zip(names, flat, strict=True)

@@ -196,7 +196,7 @@ def _file(path: Path) -> list[LoggedRun]:
 
 def _own(folder: Path) -> LoggedRun:
     config = (directory := RunDirectory(folder)).config
-    known: dict[str, Any] = {"task": f"{config.env.task}, by {config.unit}", "directory": directory}
+    known: dict[str, Any] = {"task": f"{config.task}, by {config.unit}", "directory": directory}
     if evaluations := read_evaluations(folder):  # rows of metrics repeat the newest until the next
         points = [(env_steps, result["return_mean"]) for env_steps, result in evaluations]
         return replace(_logged(folder / "metrics.jsonl", "eval/return_mean", points, config.env.name), **known)

@@ -271,7 +271,7 @@ def _sizes(path: str, spec: TensorSpec, seen: Tensor) -> Iterator[Symptom]:
         return
     if code is not None:
         seen = (seen - torch.as_tensor(code.low)) * torch.as_tensor(code.scale) + torch.as_tensor(code.start)
-    seen, how = seen.flatten(1), "" if code is None else f", {code.text},"
+    seen, how = seen.reshape(len(seen), -1), "" if code is None else f", {code.text},"
     name = f"the observation's {path!r}" if path else "the observation"
     size, largest = float(seen.abs().mean(0).max()), float(seen.abs().max())
     if 0 < largest < 0.03:

@@ -17,6 +17,8 @@ __all__ = ["other_actions"]
 FIRST, MID, LAST = (int(kind) for kind in StepType)
 STEP_FIELDS = ("step_type", "reward", "discount", "observation")
 """What a row keeps of its time step."""
+ACTED_FIELDS = ("action", "policy_version", "policy_info")
+"""What a row keeps of what was done on it; an open row has none yet."""
 EXTRA_FIELDS = ("env_info", "untransformed")
 """Fields that a row keeps besides, where a buffer was made for them."""
 

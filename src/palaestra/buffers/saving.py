@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from palaestra.buffers.lane_storage import LAST
+from palaestra.buffers.lane_storage import ACTED_FIELDS, LAST
 from palaestra.buffers.streams import RowOptions, Streams, WritePositions
 from palaestra.core import CheckpointError, ConfigError, PackedRows, SpecError, files, spec_from_json, spec_to_json
 from palaestra.core.reading import read_json
@@ -43,6 +43,32 @@ def stream_tensors(streams: Streams) -> dict[str, Any]:
         slots = -(-rows // streams.state_period)
         fields |= {f"field.{name}": tensor[:slots] for name, tensor in streams.states.tensors.items()}
     return {**fields, **positions.state(), "rows_per_lane": positions.rows, "state_period": streams.state_period}
+
+
+def without_leftovers(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved buffer with zeros where no row lies: whatever earlier rows left there, nothing reads.
+
+    Two buffers with the same rows are equal by this, even where one was loaded and never held the earlier rows. An open
+    row has no action yet. Compressed fields stay as they are.
+
+    Args:
+        saved: of `stream_tensors`, with anything else besides.
+    """
+    places, kinds = int(saved["places"]), saved["field.step_type"]
+    cursors, counts, opened = (np.asarray(saved[name]) for name in ("head", "count", "opened"))
+    spare = places - int(saved["rows_per_lane"]) - 1
+    age = (cursors - np.arange(len(kinds))[:, None]) % places  # [rows, B] rows before the open one
+    arrived = (age <= counts + spare) & ((age > 0) | opened)
+    acted = arrived & (age > 0)
+    cleaned = dict(saved)
+    for name, tensor in saved.items():
+        if name.startswith("field.") and not isinstance(tensor, PackedRows):
+            held = acted if name.split(".")[1] in (*ACTED_FIELDS, "state") else arrived
+            if len(tensor) < len(held):  # hidden states, of which one is kept in some rows
+                held = held[:: int(saved.get("state_period", 1))]
+            cleaned[name] = tensor.clone()
+            cleaned[name][torch.from_numpy(~held)] = 0
+    return cleaned
 
 
 def load_stream_tensors(streams: Streams, tensors: Mapping[str, Any]) -> None:

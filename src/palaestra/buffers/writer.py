@@ -5,14 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from palaestra.buffers.lane_storage import FIRST, LAST, MID
+from palaestra.buffers.lane_storage import ACTED_FIELDS, FIRST, LAST, MID
 from palaestra.buffers.reader import StreamReader
 from palaestra.buffers.streams import Streams
 from palaestra.core import Batch, ShapeError, TimeStep, as_array, tree_select
 
 __all__ = ["StreamWriter"]
-
-_ACTED = ("action", "policy_version", "policy_info")
 
 
 class StreamWriter:
@@ -82,7 +80,7 @@ class StreamWriter:
         positions, states = self._positions, self._streams.states
         self._make_room(lanes)
         numbers = positions.numbers(lanes)
-        self._storage.zero(_ACTED, numbers)
+        self._storage.zero(ACTED_FIELDS, numbers)
         if states is not None:
             states.zero(("state",), self._streams.state_slots(numbers)[1])
         positions.advance(lanes)
@@ -208,7 +206,7 @@ class StreamWriter:
         kept = steps if streams.growing else min(steps, positions.rows + positions.spare)
         # [kept + 1, B, ...] and [kept, B, ...]: rows before these would be overwritten at once
         arrived = [pair for name in fields for pair in checked(name, rows[name], steps + 1, len(which))]
-        given = [name for name in _ACTED if name in rows and self._storage.specs[name]]
+        given = [name for name in ACTED_FIELDS if name in rows and self._storage.specs[name]]
         acted = [pair for name in given for pair in checked(name, rows[name], steps, len(which))]
         hidden = streams.states.checked("state", rows["state"], steps, len(which)) if streams.states is not None else []
         self.open(TimeStep(**{name: rows[name][0] for name in fields}), env_id)
@@ -222,7 +220,7 @@ class StreamWriter:
         to: Any = together if isinstance(together, slice) else positions.before_open(kept, which)  # [kept + 1, B]
         to_acted: Any = slice(to.start, to.stop - 1) if isinstance(to, slice) else to[:-1]
         self._storage.write([(path, part[steps - kept :]) for path, part in arrived], to)
-        self._storage.zero([name for name in _ACTED if name not in rows], to_acted)
+        self._storage.zero([name for name in ACTED_FIELDS if name not in rows], to_acted)
         self._storage.write([(path, part[steps - kept :]) for path, part in acted], to_acted)
         if hidden and kept:
             flat = [(path, part[steps - kept :].reshape(-1, *part.shape[2:])) for path, part in hidden]

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from palaestra import experiments
 from palaestra.analysis.curves import require_plot_name
-from palaestra.analysis.labels import how_learned, labels_of_runs
+from palaestra.analysis.labels import labels_of_runs, say_same_seeds
 from palaestra.cli.options import RunOptions
 from palaestra.core import ConfigError
 
@@ -148,6 +148,8 @@ def _entries(names: Sequence[str], options: StatsOptions) -> list[_Entry]:
             entries.append(_Entry(key, env, run))
             if len(tasks := sorted({one.run.task for one in entries if one.env == env and one.run.task})) > 1:
                 raise ConfigError(f"these are scores of different tasks, or by different counts: {'; '.join(tasks)}")
+    for row in _table(entries, lambda one: one.run.directory).values():
+        say_same_seeds([run for runs in row.values() for run in runs if run])
     return entries
 
 
@@ -155,11 +157,9 @@ def _require_alike(name: str, runs: Sequence[experiments.LoggedRun]) -> None:
     """Refuses runs of ours that are no seeds of one algorithm in their environment."""
     found: dict[str, set[str]] = {}
     own = {run.directory: run.environment for run in runs if run.directory}
-    learned: dict[str, set[str]] = {}  # budgets, and how environments are stepped, may differ
-    for (run, env), label in zip(own.items(), labels_of_runs([*own]), strict=True):
+    for env, label in zip(own.values(), labels_of_runs([*own]), strict=True):
         found.setdefault(env, set()).add(label)
-        learned.setdefault(env, set()).add(how_learned(run))
-    if several := next((sorted(found[env]) for env, ways in learned.items() if len(ways) > 1), []):
+    if several := next((sorted(labels) for labels in found.values() if len(labels) > 1), []):
         raise ConfigError(
             f"the runs of {name} are no seeds of one algorithm: they are {', '.join(several)}. Give each its own name, "
             f"NAME=RUN; or NAME={name} to take them as one"

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 
 from palaestra import experiments
 from palaestra.cli.options import ExperimentOptions
-from palaestra.runs.build import require_fit
+from palaestra.experiments.tuning import asked_search
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,7 @@ def tune(algorithm: str, env: str, options: TuneCommand) -> int:
     config, search = options.experiment(), options.search()
     experiments.require_same_task(config, algorithm, env)
     if options.dry_run:
-        require_fit(config)
-        _, searched = search.begin(config, options.space)
+        _, searched = asked_search(config, search, options.space)
         print(json.dumps([asdict(one) for one in searched]) if options.json else "\n".join(map(str, searched)))
         return 0
     tell = functools.partial(print, flush=True)

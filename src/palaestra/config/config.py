@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
-from palaestra.config.groups import BufferConfig, DataConfig, HindsightConfig, RunConfig, in_todays_words
+from palaestra.config.groups import BufferConfig, DataConfig, HindsightConfig, RunConfig, in_todays_words, task_of
 from palaestra.config.values import closest, dataclass_of, foreign_names, read_yaml, type_name, value_of
 from palaestra.core import CheckpointError, ConfigError, Linear, Offline, Piecewise, did_you_mean, import_object
 from palaestra.core.files import replace_text
@@ -74,6 +74,9 @@ class ExperimentConfig:
     def unit(self) -> str:
         """What the run counts: `updates` where it learns from data alone, else `env steps`."""
         return "updates" if self.algorithm.plan_class is Offline and self.offline.fraction is None else "env steps"
+
+    task = property(task_of)
+    """All that says what a return is of."""
 
     def _misfits(self) -> Iterator[str]:
         needed = algorithm_class(self.algorithm_name).config_class
@@ -350,8 +353,7 @@ def _same_or_alike(name: str, inside: list[str], beside: list[str]) -> str | Non
     """The path that ends in a name, or in one like it: in the same group, or in groups inside it."""
     for paths in (beside, inside):
         ends = {path.rpartition(".")[2].replace("-", "_"): path for path in reversed(paths)}
-        last = name if name in ends else closest(name, ends)
-        if last is not None:
+        if (last := name if name in ends else closest(name, ends)) is not None:
             return ends[last]
     return None
 

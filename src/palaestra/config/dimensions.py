@@ -3,12 +3,12 @@
 import dataclasses
 import math
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from palaestra.config.config import ExperimentConfig, Setting, config_from_mapping, meant, settings_of
-from palaestra.core import ConfigError, Linear, Range
+from palaestra.core import ConfigError, Linear, Range, refuses, schedule_range
 from palaestra.core.settings import members_of
 
 __all__ = ["Dimension", "search_space"]
@@ -37,11 +37,23 @@ class Dimension:
     def __str__(self) -> str:
         return f"{self.path:<34} {self.low:<10.6g} to {self.high:<10.6g} {self.scale.replace('_', ' ')}"
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The lowest and the highest value that can be drawn."""
+        low, high = self._exponents
+        return (2**low, 2**high) if self.scale == "power_of_two" else (self.low, self.high)
+
+    @property
+    def _exponents(self) -> tuple[int, int]:
+        """Of the lowest and the highest power of two; 0 on other scales."""
+        if self.scale != "power_of_two":
+            return 0, 0
+        return math.ceil(math.log2(self.low)), math.floor(math.log2(self.high))
+
     def suggest(self, trial: Any) -> float:
         """The trial's value."""
         if self.scale == "power_of_two":
-            low, high = math.ceil(math.log2(self.low)), math.floor(math.log2(self.high))
-            return 2 ** int(trial.suggest_int(self.path, low, high))
+            return 2 ** int(trial.suggest_int(self.path, *self._exponents))
         if self.scale == "log_below_one":
             return 1 - float(trial.suggest_float(self.path, 1 - self.high, 1 - self.low, log=True))
         return float(trial.suggest_float(self.path, self.low, self.high, log=self.scale == "log"))
@@ -54,7 +66,8 @@ class Dimension:
         """
         value = min(max(value, self.low), self.high)
         if self.scale == "power_of_two":
-            return min(max(round(math.log2(value)), math.ceil(math.log2(self.low))), math.floor(math.log2(self.high)))
+            low, high = self._exponents
+            return min(max(round(math.log2(value)), low), high)
         return 1 - value if self.scale == "log_below_one" else value
 
     def at(self, share: float) -> float:
@@ -94,7 +107,7 @@ class Dimension:
                 f"{self.scale.replace('_', ' ')}, such as {self.low:g} {self.high:g}"
             )
         changed = dataclasses.replace(self, low=low, high=high)
-        if self.scale == "power_of_two" and math.ceil(math.log2(low)) > math.floor(math.log2(high)):
+        if changed.ends[0] > changed.ends[1]:
             raise ConfigError(f"the space of {self.path} is {low} to {high}, which holds no power of two")
         return changed
 
@@ -159,6 +172,46 @@ def search_space(
     if not chosen:
         raise ConfigError("nothing is searched; give a path with its lowest and highest value")
     return tuple(chosen.values())
+
+
+@refuses(ConfigError)
+def require_comparable(config: ExperimentConfig, space: Sequence[Dimension]) -> Iterator[str]:
+    """Refuses ranges in which trials would fail, or that make them trials of other tasks.
+
+    Both ends of each are tried, with the rest as it is. What only does not fit the rest may fit other draws.
+
+    Args:
+        config: that the search begins from.
+        space: what it tries.
+
+    Raises:
+        ConfigError: an end is beyond the bounds of its setting, or changes what a return is of.
+    """
+    hints = {one.path: one.hint for one in settings_of(ExperimentConfig, vars(config))}
+    for one in space:
+        given = f"space.{one.path} is {one.low:g} to {one.high:g}"
+        for end in one.ends:
+            try:
+                tried = with_values(config, {one.path: end})
+            except ConfigError as error:
+                if _is_out_of_bounds(config, one.path, end, hints):
+                    yield f"{given}, but {error}; give a range whose ends the setting can have"
+                continue
+            if tried.env.task != config.env.task:
+                yield (
+                    f"{given}, but returns of {tried.env.task} and of {config.env.task} cannot be compared; give "
+                    f"{one.path} one value for all trials, and leave it out of the space"
+                )
+
+
+def _is_out_of_bounds(config: ExperimentConfig, path: str, value: float, hints: Mapping[str, Any]) -> bool:
+    """Whether a setting cannot have a value, whatever the others are."""
+    try:
+        ((setting, made),) = settings_with(config, {path: value}).items()
+    except ConfigError:  # the fraction of a schedule
+        return True
+    bounds = [entry for entry in _metadata(hints[setting]) if isinstance(entry, Range)]
+    return any(one.needed(*schedule_range(made)) for one in bounds)
 
 
 def first_values(config: ExperimentConfig, space: Sequence[Dimension]) -> dict[str, float]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from palaestra.algorithms import objective_of
 from palaestra.core import AtLeastOne, ConfigError, Fraction, InsideFraction, NotNegative, Range, require_ranges
 from palaestra.nn import Precision
 
@@ -122,6 +123,19 @@ class HindsightConfig:
                 f"hindsight.strategy is {self.strategy!r}, but hindsight.share is 0, so that no row gets another goal; "
                 "give a share, such as 0.8"
             )
+
+
+def task_of(config: Any) -> str:
+    """All that says what a return is of: the task of the environment, the weights of rewards, and whose count.
+
+    Only returns of one task are averaged and compared.
+
+    Args:
+        config: an `ExperimentConfig`.
+    """
+    own: dict[str, Any] = {"algorithm.rewards.weights": objective_of(config.algorithm)}
+    own |= {f"agents.{name}": value for name, value in config.agents.counted.items()}
+    return " ".join([config.env.task, *(f"{path}={value!r}" for path, value in own.items() if value)])
 
 
 _RENAMED = {"mini_batch_size": "mini_batch_sequences"}

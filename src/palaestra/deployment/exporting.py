@@ -31,7 +31,7 @@ Function: TypeAlias = Callable[[Sequence[Tensor]], list[Tensor]]
 
 _FORMAT = 1
 _FILES = {"onnx": "policy.onnx", "torch": "policy.pt2"}
-_MOST = 1e-5  # largest difference of a number, as a share of it where it is above 1
+_MOST = 1e-5  # largest difference of a number, as a share of the largest there where that is above 1
 _BATCHES = (1, 1, 2, 3, 8, 33, 64, 128, 256, 504)  # 1,000 observations
 _STEPS, _LANES = 40, 25  # the same, in order, where there is a memory
 
@@ -43,7 +43,8 @@ class Parity:
     observations: int
     """Observations that both were given: in batches of different sizes, and in sequences where there is a memory."""
     largest_difference: float
-    """Largest difference of a number that came out, relative where it is above 1; at most 1e-5."""
+    """Largest difference of a number that came out, as a share of the largest that the policy says in its place where
+    that is above 1; at most 1e-5."""
     other_choices: int
     """Discrete actions that differ where the policy itself decides either way, by the size of the batch."""
 
@@ -84,8 +85,9 @@ def export(
 
     Inside are the statistics of observations, masks, the scale of actions and the memory; the actions are the
     deterministic ones, as the environment takes them. Wrappers of the environment are not inside: the manifest names
-    those that you have to apply (`wrappers`). A program of a policy with a memory takes it and the input
-    `first`, 1 where an episode begins, and gives it back; one that asks for a return also takes the `reward` before.
+    those that you have to apply (`wrappers`), of rewards where the policy reads these. A program of a policy with a
+    memory takes it and the input `first`, 1 where an episode begins, and gives it back; one that asks for a return also
+    takes the `reward` before.
 
     Args:
         run: path or name of the run, or `last`; or a folder that `save_policy` wrote.
@@ -331,11 +333,13 @@ def _compared(program: _Program, run: Function, name: str) -> Parity:
     Raises:
         PalaestraError: the program does not act as the policy does.
     """
-    largest, ties, rows = 0.0, 0, 0
+    ties, rows = 0, 0
+    off: dict[str, Tensor] = {}
+    size: dict[str, Tensor] = {}
     for inputs in _sequences(program) if program.state else _batches(program):
         expected, found = program.reference(inputs), run(inputs)
         rows += len(inputs[0])
-        for (output, spec), mine, theirs in zip(program.outputs.items(), expected, found, strict=True):
+        for output, mine, theirs in zip(program.outputs, expected, found, strict=True):
             if not mine.dtype.is_floating_point:
                 differ = (mine != theirs).reshape(len(mine), -1).any(-1).nonzero().flatten().tolist()
                 real = [row for row in differ if not _undecided(program, inputs, row, output, mine[row])]
@@ -345,15 +349,23 @@ def _compared(program: _Program, run: Function, name: str) -> Parity:
                         f"{mine[real[0]].tolist()}, in {len(real)} of {len(mine)} rows; it is not kept"
                     )
                 ties += len(differ)
-            elif len(mine):
-                off = ((mine.double() - theirs.double()).abs() / mine.double().abs().clamp(min=1)).max().item()
-                if not off <= _MOST:
-                    raise PalaestraError(
-                        f"{name} says {output} of shape {tuple(spec.shape)} otherwise than the policy, by {off:.1e}; "
-                        f"at most {_MOST:.0e} is rounding. It is not kept"
-                    )
-                largest = max(largest, off)
-    return Parity(rows, largest, ties)
+            else:
+                _widen(off, output, mine.double() - theirs.double())
+                _widen(size, output, mine.double())
+    shares = {output: (off[output] / size[output].clamp(min=1)).max().item() for output in off if off[output].numel()}
+    for output, share in shares.items():
+        if not share <= _MOST:
+            raise PalaestraError(
+                f"{name} says {output} of shape {tuple(program.outputs[output].shape)} otherwise than the policy, by "
+                f"{share:.1e} of the largest it says there, or of 1; at most {_MOST:.0e} is rounding. It is not kept"
+            )
+    return Parity(rows, max(shares.values(), default=0.0), ties)
+
+
+def _widen(largest: dict[str, Tensor], output: str, values: Tensor) -> None:
+    """Keeps the largest magnitude of each number of an output, over all rows: its scale, or how far it is off."""
+    found = values.abs().amax(0)
+    largest[output] = torch.maximum(largest.get(output, found), found)
 
 
 def _undecided(program: _Program, inputs: Sequence[Tensor], row: int, output: str, chosen: Tensor) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from palaestra import experiments
+from palaestra.analysis.labels import sets_apart
 from palaestra.config.config import config_to_mapping
 from palaestra.core import CheckpointError, ConfigError, PalaestraError, files, import_extra
 from palaestra.core.errors import placeless, printable
@@ -121,6 +122,7 @@ def share(
         if film:
             _film(learner, policies, folder, missing)
         facts = _facts(run, evaluation, _seeds(runs, found), hashes)
+        facts["wrappers"] = list(max((policy.wrappers for policy in policies.values()), key=len))
         facts |= {"random": None if found.baseline is None else _short(found.baseline.to_json())}
         names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("[!.]*")) if path.is_file()]
         (folder / _CARD).write_text(model_card(facts, names, push or target.name), encoding="utf-8")
@@ -278,8 +280,7 @@ def _require_own(runs: Sequence[experiments.RunDirectory]) -> None:
         )
     first = runs[0].config
     for run in runs[1:]:
-        changes = experiments.changes_between(first, run.config)
-        if different := [path for path in changes if not path.startswith("run.")]:
+        if different := [path for path in experiments.changes_between(first, run.config) if sets_apart(path)]:
             raise ConfigError(
                 f"{runs[0].path} and {run.path} differ in {', '.join(different[:4])}; an interval is over seeds of one "
                 "experiment: share one of the runs"
@@ -319,7 +320,6 @@ def _facts(
     return {
         "algorithm": config.algorithm_name,
         "environment": config.env.name,
-        "wrappers": list(config.env.policy_wrappers),
         "seed": config.run.seed,
         "env_steps": run.steps_done,
         "unit": config.unit,

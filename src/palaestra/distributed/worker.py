@@ -160,12 +160,10 @@ class AgentsFactory(_Shares):
         envs = create_multi_agent_envs(config, lane_seeds=lane_seeds, first_id=worker * config.num_envs)
         policy_specs, actors = self.actors()
         collector = MultiAgentCollector(envs, policy_specs, actors, fragments=True, self_play=self.self_play)
-        policies: dict[str, Policy] = {}
-        for number, (name, one) in enumerate(actors.items()):
+        for number, one in enumerate(actors.values()):
             policy = one.policy if isinstance(one, Algorithm) else one
             policy.seed(RunSeeds(self.seed).integer("acting", 1 + worker + self.num_workers * number))
-            if isinstance(one, Algorithm):
-                policies[name] = policy
+        policies = {name: one.policy for name, one in actors.items() if isinstance(one, Algorithm)}
         return ActingParts(collector, policies, envs)
 
 
@@ -208,13 +206,15 @@ class RolloutWorker:
                 exploration: Any = self._parts.policies[name].exploration
                 exploration.memory = memory
         elif position is not None:
+            acting = [*self._parts.policies.values()]
+            if isinstance(collector, MultiAgentCollector):
+                collector.adopt(position.get("opponents", {}))
+                acting += collector.not_learning
             if position["lanes"] is not None:
                 env.load_lane_state(position["lanes"])
                 episodes = max(0, int(np.sum(position["lanes"]["episode"])))
-                for policy in self._parts.policies.values():  # else it would repeat the choices of who was there first
+                for policy in acting:  # else it would repeat the choices of who was there first
                     policy.seed(RunSeeds(policy.generator.initial_seed()).integer("acting", episodes))
-            if isinstance(collector, MultiAgentCollector):
-                collector.adopt(position.get("opponents", {}))
         return env.resume
 
     def collect(

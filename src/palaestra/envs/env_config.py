@@ -217,15 +217,18 @@ class EnvConfig:
         given |= {name: value for name, value in own.items() if value is not None}
         return " ".join([self.name, *(f"{name}={given[name]!r}" for name in sorted(given))])
 
-    @property
-    def policy_wrappers(self) -> tuple[str, ...]:
+    def policy_wrappers(self, reads_reward: bool = False) -> tuple[str, ...]:
         """Wrappers between a policy and the environment, also in evaluations, as text, the innermost first.
 
-        Whoever lets a policy act elsewhere has to apply them; those of rewards, films and time limits are left out,
-        and so are folders of this machine.
+        Whoever lets a policy act elsewhere has to apply them. Those of films and time limits are left out, those of
+        rewards, too, unless the policy reads rewards, and so are folders of this machine.
+
+        Args:
+            reads_reward: whether the policy is told rewards as it acts (`Policy.reads_reward`); it also reads them
+                where `inputs` has them.
         """
-        layers = (*self.gym_wrappers, *self.wrappers)
-        concern = (one for one in layers if not isinstance(one, Wrap) or one.concerns_policies)
+        layers, reads = (*self.gym_wrappers, *self.wrappers), {*self.inputs, *(["reward"] if reads_reward else [])}
+        concern = (one for one in layers if not isinstance(one, Wrap) or one.concerns_policies(reads))
         return tuple(placeless(str(one)) if isinstance(one, Wrap) else "a function" for one in concern)
 
     @property

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from palaestra.buffers.saving import without_leftovers
 from palaestra.core import CheckpointError, ConfigError, PackedRows, PalaestraError, left_as_found, refuses
 from palaestra.core.files import temporary_folder
 from palaestra.experiments.run import active
@@ -284,6 +285,7 @@ def _other_bits(then: Any, here: Any, path: str) -> list[str]:
     if isinstance(then, PackedRows):
         return [] if then == here else [path]
     if hasattr(then, "items") and hasattr(here, "items"):
+        then, here = (without_leftovers(one) if {"head", "field.step_type"} <= {*one} else one for one in (then, here))
         names = [name for name in {**then, **here} if name != "segments"]  # names of files, other ones each time
         lacking = [f"{path}.{name}" for name in names if name not in here]  # what later versions add is no other bit
         both = [name for name in names if name in then and name in here]

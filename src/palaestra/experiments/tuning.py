@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from palaestra.analysis.evaluation import evaluate_run
 from palaestra.config.config import ExperimentConfig, config_to_mapping, save_config, saved_config
-from palaestra.config.dimensions import Dimension, settings_with, with_values
+from palaestra.config.dimensions import Dimension, require_comparable, setting_path, settings_with, with_values
 from palaestra.config.presets import AlgorithmOrName
-from palaestra.core import CheckpointError, ConfigError, Linear, PalaestraError, readable
+from palaestra.core import CheckpointError, ConfigError, Linear, PalaestraError, readable, refuses
 from palaestra.core.errors import require_kind
 from palaestra.core.files import replace_text
 from palaestra.core.reading import parse_json, read_text
@@ -31,6 +31,8 @@ __all__ = ["Search", "Trial", "TuningResult", "Winner", "tune"]
 
 _FRESH_SEED = 10_000
 """Added to the run seed for the winners."""
+_STUDY = "study.json"
+"""In the folder of a study: what it was begun with."""
 
 
 @dataclass(frozen=True)
@@ -137,23 +139,15 @@ def tune(
         settings: see `train`.
 
     Raises:
-        ConfigError: settings or ranges are wrong, the folder is another study's or in use, or no trial has a score.
+        ConfigError: settings or ranges are wrong, trials could not be compared, the folder is another study's or in
+            use, or no trial has a score.
         MissingExtraError: Optuna is not installed.
         KeyboardInterrupt: a signal ended it; the study is saved.
     """
     search, tell = Search() if search is None else search, on_trial or (lambda _: None)
     require_kind(search, Search, "tune, as search,", "a Search(...); ranges are its `space`")
     config = asked_config(algorithm, env, config, settings)
-    if config.algorithm.rewards.thresholds:
-        raise ConfigError(
-            "algorithm.rewards.thresholds are constraints, which the score of a trial does not know: settings that "
-            "break them would win. Leave them out, and give weights"
-        )
-    require_fit(config)
-    config = for_new_run(config)  # runs that it begins with are found where it is asked for
-    config, dimensions = search.begin(config, space)
-    if not config.trainer.eval_episodes:
-        raise ConfigError("trainer.eval_episodes is 0, so trials have no score; give a number of at least 1")
+    config, dimensions = asked_search(config, search, space)
     folder = search.folder(config)
     with _held(folder, config, dimensions, search):
         if search.pbt_every is not None:
@@ -166,11 +160,52 @@ def tune(
         return _result(trials, config, dimensions, search, tell)
 
 
+def asked_search(
+    config: ExperimentConfig, search: Search, space: Mapping[str, Sequence[float] | None] | None
+) -> tuple[ExperimentConfig, tuple[Dimension, ...]]:
+    """What a search begins from, and which numbers it tries; a study that has begun goes on with what it has.
+
+    Args:
+        config: of the user.
+        search: how far to search.
+        space: see `tune`.
+
+    Raises:
+        ConfigError: see `tune`.
+    """
+    learner = require_fit(config)
+    config = for_new_run(config)  # runs that it begins with are found where it is asked for
+    config, dimensions = search.begin(config, space)
+    if not (search.folder(config) / _STUDY).exists():
+        _require_scores(config)
+        learner.require_ranking()
+        given = {setting_path(path) for path in space or ()}
+        require_comparable(config, [one for one in dimensions if one.path in given])
+    return config, dimensions
+
+
+@refuses(ConfigError)
+def _require_scores(config: ExperimentConfig) -> Iterator[str]:
+    """Refuses settings with which trials have no score, or scores that do not say which is better."""
+    if config.algorithm.rewards.thresholds:
+        yield (
+            "algorithm.rewards.thresholds are constraints, which the score of a trial does not know: settings that "
+            "break them would win. Leave them out, and give weights"
+        )
+    if not config.trainer.eval_episodes:
+        yield "trainer.eval_episodes is 0, so trials have no score; give a number of at least 1"
+    if (goal := config.trainer.stop_at_return) is not None:
+        yield (
+            f"trainer.stop_at_return is {goal:g}, so trials that reach it would end there, and what their scores are "
+            "above it would be luck; leave it out (none), and all trials have equally many env steps"
+        )
+
+
 @contextlib.contextmanager
 def _held(folder: Path, config: ExperimentConfig, space: tuple[Dimension, ...], search: Search) -> Iterator[None]:
     """Holds the folder for this process, and refuses one that has another question's answers."""
     is_taken = any((folder / name).exists() for name in ("runs", "run.json", "group.json"))
-    if is_taken and not (folder / "study.json").exists():
+    if is_taken and not (folder / _STUDY).exists():
         raise ConfigError(f"{folder} has runs and no study, whose trials would take their place; give another folder")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a") as lock:
@@ -178,7 +213,7 @@ def _held(folder: Path, config: ExperimentConfig, space: tuple[Dimension, ...], 
             raise ConfigError(f"another process searches in {folder}; wait for it, or give another folder")
         asked = {"config": config_to_mapping(config), "seeds": search.num_seeds, "space": [str(one) for one in space]}
         asked |= {} if search.pbt_every is None else {"pbt_every": search.pbt_every, "members": search.trials}
-        text, file = json.dumps(asked, indent=2) + "\n", folder / "study.json"
+        text, file = json.dumps(asked, indent=2) + "\n", folder / _STUDY
         if file.exists() and not _is_same(read_text(file), asked, config):
             raise ConfigError(f"{folder} holds a study with other settings, seeds or space; give another folder")
         replace_text(file, text)

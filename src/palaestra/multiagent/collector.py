@@ -103,6 +103,7 @@ class MultiAgentCollector:
             lane_seeds = envs.lane_state()["lane_seed"]
             self._self_play = SelfPlay(self_play, policies[name], spec, lane_seeds, delayed=envs.delayed)
         self._sees_all = any(spec.state_spec is not None for spec in policy_specs.values())
+        envs.reads_state |= self._sees_all
         self._began, self._pausing = False, False
         self._over = [True] * envs.batch_size
         self._quota = Quota()
@@ -174,6 +175,12 @@ class MultiAgentCollector:
     def opponents(self) -> dict[int, list[torch.Tensor]]:
         """Weights of the pool of self-play, by policy version; see `SelfPlay.weights`. Without self-play nothing."""
         return {} if self._self_play is None else self._self_play.weights
+
+    @property
+    def not_learning(self) -> list[Policy]:
+        """Policies that act and do not learn: rules, and the snapshots of self-play."""
+        snapshots = [] if self._self_play is None else self._self_play.policies
+        return [*(self._mapped[name].policy for name in self._rules), *snapshots]
 
     def adopt(self, pool: Mapping[int, Sequence[torch.Tensor]]) -> None:
         """Takes over the pool of self-play of another collector.

@@ -48,6 +48,8 @@ class _Lane:
         self.gone = False
         """Whether the environment is closed, after a fault, and has to be made again."""
         self.attributes = LaneAttributes()
+        self.state: Any = None
+        """The global state, where steps read it."""
 
     @property
     def episode_seed(self) -> int:
@@ -106,6 +108,9 @@ class MultiAgentEnvs(Closeable):
         """Whether rewards come later than time steps."""
         self.interrupted = False
         """Whether something else has stepped them since their collector last did; it then begins new episodes."""
+        self.reads_state = False
+        """Whether every step reads the global state, and treats a fault there as one of its own: for policies that see
+        the state."""
         self.faults = EventLog()
         """The newest faults, in order, and how many there were."""
         self._failed: set[int] = set()
@@ -152,21 +157,27 @@ class MultiAgentEnvs(Closeable):
     def global_state(self) -> list[Any]:
         """The global state of every environment, as its newest step left it.
 
+        Where steps read it (`reads_state`), they have met its faults; else these are raised here, whatever `faults`
+        says.
+
         Raises:
             EnvError: an environment raised; names it.
             EnvError: a state is not as `state_spec` says.
             NonFiniteError: a state is NaN or infinite.
         """
+        if self.reads_state:
+            return [lane.state for lane in self._lanes]
         with torch.inference_mode(False):
-            return [self._state_of(number, lane) for number, lane in enumerate(self._lanes)]
+            return [self._state_of(number, lane, handled="raise") for number, lane in enumerate(self._lanes)]
 
-    def _state_of(self, number: int, lane: _Lane) -> Any:
+    def _state_of(self, number: int, lane: _Lane, handled: Handled | None = None) -> Any:
         try:
             state, spec = lane.env.global_state(), self.state_spec
             if spec is not None:
                 require_state(state, spec)
         except (Exception, SystemExit) as error:
-            raise self._failure(number, lane, {}, error, handled="raise") from error
+            lane.over = True
+            raise self._failure(number, lane, {}, error, handled) from error
         return state
 
     def set_attr(self, name: str, value: Any, lanes: Sequence[int] | None = None) -> None:
@@ -210,7 +221,10 @@ class MultiAgentEnvs(Closeable):
     def _stepped_or_restarted(self, number: int, lane: _Lane, actions: Mapping[str, Any]) -> MultiAgentStep:
         while True:
             try:
-                return self._stepped(number, lane, actions)
+                outcome = self._stepped(number, lane, actions)
+                if self.reads_state:
+                    lane.state = self._state_of(number, lane)
+                return outcome
             except (EnvError, NonFiniteError):  # no SpecError: who gave the actions is to blame
                 if self._policy.on_fault == "raise":
                     raise

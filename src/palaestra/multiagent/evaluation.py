@@ -209,6 +209,7 @@ def _steps(
     count = envs.batch_size
     mapped_policies = [MappedPolicy(policies[name], spec, count, delayed=False) for name, spec in policy_specs.items()]
     sees_all = any(spec.state_spec is not None for spec in policy_specs.values())
+    envs.reads_state |= sees_all
     outcomes, actions = envs.reset(), [dict[str, Any]() for _ in range(count)]
     while True:
         if watch is not None:

@@ -1,6 +1,7 @@
 """Which policy acts for which agents, and what these see of it: alone, or as a team."""
 
 import fnmatch
+import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -104,7 +105,7 @@ def assign_policies(
             raise ConfigError(
                 f"the mapping names {pattern!r}{did_you_mean(pattern, agents)}; the agents are {', '.join(agents)}"
             )
-        if not policy.isidentifier() or hasattr(torch.nn.ModuleDict, policy):
+        if not _can_name(policy):
             raise ConfigError(f"{pattern!r} is mapped to the policy {policy!r}; give it another name, of letters only")
         for name in found:
             policy_of.setdefault(name, policy)
@@ -135,6 +136,28 @@ def assign_policies(
         else:
             policy_specs[policy] = PolicySpec(policy, members, first, first.observation, first.action, False)
     return policy_specs
+
+
+def _can_name(policy: str) -> bool:
+    """Whether a policy can have this name, which is one of a file and of a part of a module."""
+    return policy.isidentifier() and not hasattr(torch.nn.ModuleDict(), policy)
+
+
+def _policy_names(agents: Collection[str]) -> dict[str, str]:
+    """A name for the policy of each agent, none twice: the agent's own where it can be one.
+
+    Else it has `_` where the agent's has other characters, begins with `agent_` if it must, as for the agent 0, and
+    ends with a number where another has that name.
+    """
+    plain = {agent: re.sub(r"\W", "_", agent) for agent in agents}
+    names = {agent: agent for agent, name in plain.items() if agent == name and _can_name(name)}
+    for agent, name in plain.items():
+        if agent not in names:
+            fit = name if _can_name(name) else "agent_" + re.sub(r"[^a-zA-Z0-9_]", "_", name)
+            numbered = (f"{fit}_{number}" for number in itertools.count(2))
+            taken = {*names.values(), *agents}
+            names[agent] = next(one for one in itertools.chain([fit], numbered) if one not in taken)
+    return {agent: names[agent] for agent in agents}
 
 
 def team_specs(member: AgentSpec, count: int, state_spec: SpecTree | None = None) -> tuple[SpecTree, SpecTree]:
@@ -266,6 +289,20 @@ class AgentsConfig:
     self_play: SelfPlayConfig = field(default_factory=SelfPlayConfig)
     """Against earlier selves."""
 
+    @property
+    def counted(self) -> dict[str, Any]:
+        """What says whose returns an episode's is the sum of, by setting; nothing where all agents count."""
+        kinds = {
+            name: str(given.get("algorithm") if isinstance(given, Mapping) else given)
+            for name, given in self.policies.items()
+        }
+        rules = {name: kind for name, kind in kinds.items() if kind == "random" or ":" in kind}
+        names = {str(policy) for policy in self.mapping.values()}
+        judged = {*self.judged} or names - rules.keys()
+        if judged == names and not rules:
+            return {}
+        return {"judged": sorted(judged), "mapping": self.mapping or self.sharing, "policies": rules}
+
     def mapping_for(self, agents: Mapping[str, AgentSpec]) -> dict[str, str]:
         """From agents or patterns to policies.
 
@@ -275,7 +312,7 @@ class AgentsConfig:
         if self.mapping:
             return {pattern: str(policy) for pattern, policy in self.mapping.items()}
         if self.sharing == "separate":
-            return {name: re.sub(r"\W", "_", name) for name in agents}
+            return _policy_names(agents)
         kinds: list[AgentSpec] = []
         for spec in agents.values():
             if spec not in kinds:

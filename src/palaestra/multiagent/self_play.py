@@ -53,6 +53,11 @@ class SelfPlay:
         """Of the snapshots in the pool, oldest first, by policy version: the values of `state_dict`, in order."""
         return {version: list(self._snapshots[version].policy.state_dict().values()) for version in self._pool}
 
+    @property
+    def policies(self) -> list[Policy]:
+        """The snapshots that act."""
+        return [one.policy for one in self._snapshots.values()]
+
     def grow(self) -> None:
         """Adds a snapshot of the policy, if it is time for one; the oldest goes where there are too many.
 

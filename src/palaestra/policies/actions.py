@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.core import Batch, ConfigError, MultiBinarySpec, MultiDiscreteSpec, SpecTree, refuses, to_device
+from palaestra.core import Batch, ConfigError, MultiBinarySpec, MultiDiscreteSpec, SpecTree, refuses
 from palaestra.core.spec import ACTION_MASK, BoundedSpec, DiscreteSpec, TensorSpec, children_of, spec_leaves
+from palaestra.core.tree import to_device, tree_paths
 from palaestra.nn import require_few_categories
 from palaestra.ops import Categorical, DiagonalGaussian, Joint, MultiBernoulli, MultiCategorical, check_action_mask
 
-__all__ = ["ActionRange", "check_masks", "raw_actions"]
+__all__ = ["ActionRange", "check_masks", "first_forbidden", "raw_actions"]
 
 
 def require_mask_spec(observation_spec: SpecTree, action_spec: SpecTree) -> None:
@@ -53,6 +54,50 @@ def check_masks(mask: Any, action_spec: SpecTree, last: Any = None) -> None:
     choices = allowed.split(list(action_spec.nvec), -1) if isinstance(action_spec, MultiDiscreteSpec) else (allowed,)
     for choice in choices:
         check_action_mask(choice)
+
+
+def first_forbidden(
+    action: Any, mask: Any, action_spec: SpecTree, judged: Tensor | None = None
+) -> tuple[tuple[int, ...], str] | None:
+    """The first action with a choice that its mask does not allow.
+
+    Args:
+        action: [..., *action] as executed, inside its space.
+        mask: [..., A], or a `Batch` of masks.
+        action_spec: of such actions.
+        judged: [...] which rows are looked at; default all.
+
+    Returns:
+        Its place, and what it is; `None` where all are allowed.
+
+    Examples:
+        >>> first_forbidden(torch.tensor([2, 3]), torch.tensor([[1, 0], [1, 0]]), DiscreteSpec(num=2, start=2))
+        ((1,), '3')
+    """
+    wrong = _forbidden(action, mask, action_spec)
+    if judged is not None:
+        wrong &= judged.to(wrong.device)
+    if not wrong.any():
+        return None
+    place = tuple(map(int, wrong.nonzero()[0]))
+    parts = {path: leaf[place].tolist() for path, leaf in tree_paths(action).items()}
+    return place, ", ".join(f"{path} {value}".strip() for path, value in parts.items())
+
+
+def _forbidden(action: Any, mask: Any, action_spec: SpecTree) -> Tensor:
+    """[...] which actions hold such a choice."""
+    if not isinstance(mask, Tensor):
+        parts = children_of(action_spec).items()
+        wrong = [_forbidden(action[name], mask[name], part) for name, part in parts if name in mask]
+        return torch.stack(wrong).any(0)
+    if isinstance(action_spec, MultiDiscreteSpec):
+        choices = zip(action.unbind(-1), mask.split(list(action_spec.nvec), -1), strict=True)
+        return torch.stack([_not_in(choice, allowed) for choice, allowed in choices]).any(0)
+    return _not_in(action - action_spec.start, mask)
+
+
+def _not_in(choice: Tensor, allowed: Tensor) -> Tensor:
+    return ~allowed.bool().gather(-1, choice.long().unsqueeze(-1)).squeeze(-1)
 
 
 @refuses(ConfigError)

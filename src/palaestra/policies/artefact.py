@@ -16,6 +16,7 @@ from palaestra.core.files import fingerprint, replace_text
 from palaestra.core.importing import code_of, strange_code
 from palaestra.core.reading import read_json
 from palaestra.core.seeding import seeded_initialisation
+from palaestra.core.spec import spec_leaves
 from palaestra.nn import EncoderOption, NetworkConfig, encoder_name, module_maker
 from palaestra.policies.given import parts_of, require_parts
 from palaestra.policies.latent import LatentPolicy
@@ -58,6 +59,8 @@ _CLASSES: tuple[type[NetworkPolicy], ...] = (
 )
 _Read = TypeVar("_Read")
 _JSON, _WEIGHTS = "policy.json", "weights.safetensors"
+_MOST_SEEN = 10**7
+"""Numbers of an observation that count for what building may ask for: two of four pictures of 4K are 20 times that."""
 
 
 def save_policy(policy: Policy, directory: str | Path) -> None:
@@ -86,6 +89,7 @@ def save_policies(policies: Mapping[Path, Policy]) -> None:
         for directory, policy in policies.items():
             kind = _kind(policy)
             directory.mkdir(parents=True, exist_ok=True)
+            _end_killed(directory)
             weights, text = directory / f"{_WEIGHTS}.tmp", directory / f"{_JSON}.tmp"
             written += [weights, text]
             save_tensors(weights, policy.state_dict())
@@ -98,6 +102,15 @@ def save_policies(policies: Mapping[Path, Policy]) -> None:
         raise
     for path in written:  # the weights first: until their description has its name, readers look at both
         path.replace(path.with_suffix(""))
+
+
+def _end_killed(directory: Path) -> None:
+    """Gives a description its name, whose weights have theirs: a process died between the two, and left only this."""
+    begun, weights = directory / f"{_JSON}.tmp", directory / _WEIGHTS
+    if begun.is_file() and weights.is_file():
+        with contextlib.suppress(CheckpointError):  # of others: no save can make them whole
+            if _description(directory, fingerprint(weights)["sha256"])[1] == begun:
+                begun.replace(directory / _JSON)
 
 
 def copy_policy(source: Path, target: Path) -> str:
@@ -150,9 +163,7 @@ def load_policy(
             "Pass a class of your own as load_policy(directory, classes=[...])"
         )
     config = _network_config(data, directory / _JSON, network)
-    most = 20 * sum(tensor.numel() for tensor in tensors.values()) + 10**7
-    with BoundedTensors(most, 20 * len(tensors) + 1000, "far more than its weights do, or less than nothing"):
-        policy = _built(known[name], data, config, directory / _JSON)
+    policy = _built(known[name], data, config, directory / _JSON, tensors)
     try:
         policy.load_state_dict(tensors)
     except RuntimeError as error:
@@ -403,14 +414,25 @@ def _require_trust(data: dict[str, Any], path: Path, own: EncoderOption) -> None
             )
 
 
-def _built(cls: type[NetworkPolicy], data: dict[str, Any], config: NetworkConfig, path: Path) -> NetworkPolicy:
+def _built(
+    cls: type[NetworkPolicy], data: dict[str, Any], config: NetworkConfig, path: Path, tensors: Mapping[str, Any]
+) -> NetworkPolicy:
     try:
         observation_spec, options = spec_from_json(data["observation_spec"]), data.get("options", {})
-        with seeded_initialisation(0, gpus=False):  # of weights that those of the file replace
+        # the seed is of weights that those of the file replace
+        with _bounded(observation_spec, tensors), seeded_initialisation(0, gpus=False):
             policy = cls.build(observation_spec, spec_from_json(data["action_spec"]), config, **options)
-        if data["normalizer"] is not None:
-            policy.normalizer = ObservationNormalizer(observation_spec, float(data["normalizer"]["clip"]))
+            if data["normalizer"] is not None:
+                policy.normalizer = ObservationNormalizer(observation_spec, float(data["normalizer"]["clip"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"{path} does not describe a {cls.__name__} ({reason}); save the policy again") from error
     return policy
+
+
+def _bounded(observation_spec: SpecTree, tensors: Mapping[str, Any]) -> BoundedTensors:
+    """In proportion to the weights, and to observations, of which each encoder is given two."""
+    seen = min(sum(leaf.size for leaf in spec_leaves(observation_spec).values()), _MOST_SEEN)
+    most = 20 * (sum(tensor.numel() for tensor in tensors.values()) + seen) + 10**7
+    reason = "far more than its weights and observations do, or less than nothing"
+    return BoundedTensors(most, 20 * len(tensors) + 1000, reason)

@@ -63,10 +63,10 @@ class ObservationNormalizer(nn.Module):
             )
 
     @classmethod
-    def for_any(cls, observation_spec: SpecTree) -> tuple[Self, ...]:
+    def for_any(cls, observation_spec: SpecTree, clip: float = 10.0) -> tuple[Self, ...]:
         """One for the boxes of numbers that there are; nothing where there is none."""
         try:
-            return (cls(observation_spec),)
+            return (cls(observation_spec, clip),)
         except ConfigError:
             return ()
 

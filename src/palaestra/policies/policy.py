@@ -99,7 +99,7 @@ class Policy(MovableModule, ABC):
     """Updates that went into the weights; rows carry the version that acted."""
     wrappers: tuple[str, ...] = ()
     """Wrappers of the environment in which it learned, the innermost first, see `EnvConfig.policy_wrappers`: its
-    observations and actions are those outside of them."""
+    observations and actions, and the rewards that it reads, are those outside of them."""
 
     def __init__(
         self,

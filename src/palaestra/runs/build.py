@@ -79,11 +79,14 @@ def make_learner(config: ExperimentConfig, population: int = 1) -> Learner:
     return learner
 
 
-def require_fit(config: ExperimentConfig) -> None:
+def require_fit(config: ExperimentConfig) -> Learner:
     """Refuses what `make_learner` refuses, but computes nowhere else than on the CPU, and chooses no products.
 
     Args:
         config: of runs that are to come.
+
+    Returns:
+        What would learn.
 
     Raises:
         ConfigError: see `make_learner`.
@@ -93,6 +96,7 @@ def require_fit(config: ExperimentConfig) -> None:
     learner = learner_of(on_cpu(config))
     learner.require()
     learner.require_new()
+    return learner
 
 
 def make_algorithm(config: ExperimentConfig) -> Algorithm[Any, Any]:
@@ -238,7 +242,7 @@ def make_trainer(
     """
     config, path = learner.config, path.absolute()
     for policy in learner.policies.values():
-        policy.wrappers = config.env.policy_wrappers
+        policy.wrappers = config.env.policy_wrappers(policy.reads_reward)
     own: list[training.Logger] = [training.FileLogger(path)]
     if config.run.tensorboard or (config.run.tensorboard is None and importlib.util.find_spec("tensorboard")):
         own.append(training.TensorBoardLogger(path / "tensorboard"))

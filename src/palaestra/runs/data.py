@@ -19,7 +19,7 @@ from palaestra.config.config import ExperimentConfig
 from palaestra.core import Batch, TensorSpec, spec_layout, spec_leaves, tree_leaves, tree_paths
 from palaestra.core.errors import ConfigError, MissingExtraError, ShapeError, is_news, refuses
 from palaestra.envs import EnvConfig
-from palaestra.policies import Policy, raw_actions
+from palaestra.policies import Policy, first_forbidden, raw_actions
 from palaestra.rollout import origin_of
 
 LIBRARIES = {"minari:": from_minari, "d4rl:": from_d4rl}
@@ -135,7 +135,8 @@ def read_for(
         reward_shape: of one reward.
         rewards: what to say of rewards of another kind than the environment's; nothing if it does not matter.
         learns: whether it is for learning, and not for a policy that may see less than was observed.
-        new: whether to refuse actions that may be raw or not; else they are, where they look like the policy's.
+        new: whether to refuse actions that may be raw or not; else they are, where they look like the policy's. And
+            whether to refuse actions to learn from that their masks forbid.
 
     Raises:
         ConfigError: there is none, it is of another environment, or a value cannot be learned from.
@@ -148,7 +149,8 @@ def read_for(
     if unclear and not new:
         _log.warning("%s: %s; here they are taken for raw", called, unclear)
         unclear = ""
-    if misfit := misfit or unclear or _unlearnable(buffer, policy):
+    misfit = misfit or unclear or _unlearnable(buffer, policy)
+    if misfit := misfit or (_forbidden(buffer, policy) if new and learns else ""):
         raise ConfigError(f"{called} does not fit {env.name if env else 'the policy'}: {misfit}")
     if env is not None:
         _compare(buffer.origin, env, data if isinstance(data, str) else "given", rewards)
@@ -293,9 +295,9 @@ def _unlearnable(buffer: ReplayBuffer, policy: Policy) -> str:
     spaces = spec_leaves(policy.raw_action_spec if _are_raw(buffer, policy) else policy.action_spec)
     for lane in range(buffer.num_lanes):
         rows = buffer.in_time_order(lane)
-        acted = rows[:-1][buffer.is_start(rows[:-1])]
-        for name, of in (("observation", rows), ("reward", rows), ("discount", rows), ("action", acted)):
-            for part in np.split(of, range(_ROWS_AT_ONCE, len(of), _ROWS_AT_ONCE)):
+        whole = (("observation", rows), ("reward", rows), ("discount", rows), ("action", _acted(buffer, rows)))
+        for name, of in whole:
+            for part in _pieces(of):
                 for path, leaf in tree_paths(buffer.take(name, part)).items():
                     space = spaces[path] if name == "action" else None
                     if len(places := _wrong(leaf, space).nonzero()):
@@ -303,6 +305,33 @@ def _unlearnable(buffer: ReplayBuffer, policy: Policy) -> str:
                         called, needed = f"{name}.{path}".rstrip("."), "finite numbers" if space is None else space
                         return f"in lane {lane}, row {row:,}, {called} is {value}, not of {needed}"
     return ""
+
+
+def _forbidden(buffer: ReplayBuffer, policy: Policy) -> str:
+    """The first action that its mask forbids; nothing where there is none. All are in their space."""
+    raw = _are_raw(buffer, policy)
+    for lane in range(buffer.num_lanes if policy.is_masked else 0):
+        rows = buffer.in_time_order(lane)
+        for part in _pieces(_acted(buffer, rows)):
+            action, mask = buffer.take("action", part), policy.action_mask(buffer.take("observation", part))
+            executed = policy.env_action(action) if raw else action
+            if found := first_forbidden(executed, mask, policy.action_spec):
+                (place,), done = found
+                row = np.flatnonzero(rows == part[place])[0]
+                return (
+                    f"in lane {lane}, row {row:,}, action is {done}, which the observation's action_mask forbids, so "
+                    "that no policy takes it; give data of allowed actions, or with the masks by which they were chosen"
+                )
+    return ""
+
+
+def _acted(buffer: ReplayBuffer, rows: np.ndarray) -> np.ndarray:
+    """Those of a lane's rows that have an action."""
+    return rows[:-1][buffer.is_start(rows[:-1])]
+
+
+def _pieces(rows: np.ndarray) -> list[np.ndarray]:
+    return np.split(rows, range(_ROWS_AT_ONCE, len(rows), _ROWS_AT_ONCE))
 
 
 def _wrong(values: torch.Tensor, space: TensorSpec | None) -> torch.Tensor:
@@ -330,8 +359,7 @@ def _as_sampled(buffer: ReplayBuffer, policy: Policy) -> ReplayBuffer:
         return raw_actions(action, policy.action_spec, policy.raw_action_spec)
 
     for lane in range(buffer.num_lanes):
-        rows = buffer.in_time_order(lane)[:-1]
-        executed = buffer.take("action", rows[buffer.is_start(rows)])
+        executed = buffer.take("action", _acted(buffer, buffer.in_time_order(lane)))
         both = zip(tree_leaves(policy.env_action(raw(executed))), tree_leaves(executed), strict=True)
         if not all(torch.allclose(one.double(), other.double(), rtol=1e-4, atol=1e-5) for one, other in both):
             raise ConfigError(

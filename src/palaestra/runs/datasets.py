@@ -215,6 +215,20 @@ def require_new(directory: str | Path, *, steps: int = 1) -> Iterator[str]:
         yield f"--steps is {steps}; it must be at least 1"
 
 
+def agents_folder(directory: str | Path, policy: str) -> Path:
+    """Where the data set of a policy of many agents lies, or is to go: in the folder of its name.
+
+    Args:
+        directory: of the data of all policies.
+        policy: the name of one.
+
+    Returns:
+        The folder of all for a policy called `policy` whose data older versions have put there.
+    """
+    own, older = Path(directory) / policy, policy_folder(Path(directory), policy)
+    return older if not own.exists() and (older / "buffer.json").is_file() else own
+
+
 def save_data(kept: Mapping[str, tuple[ReplayBuffer, Policy]], directory: str | Path, env: EnvConfig) -> DataSummary:
     """Saves data sets: one in the folder itself; or, of many agents, one for each policy in its own.
 
@@ -223,12 +237,13 @@ def save_data(kept: Mapping[str, tuple[ReplayBuffer, Policy]], directory: str | 
         env: where they acted; the folders say so.
     """
     parts: dict[str, DataSummary] = {}
+    many = is_multi_agent(env.name)
     for name, (buffer, policy) in kept.items():
-        folder = policy_folder(Path(directory), name)
+        folder = agents_folder(directory, name) if many else policy_folder(Path(directory), name)
         made = with_actions(buffer, policy.action_spec, policy.env_action, executed_spec=policy.action_spec)
         made.save(folder, origin=origin_of(env))
         parts[name] = summary_of(folder, made)
-    if [*parts] == [POLICY]:
+    if [*parts] == [POLICY] and not many:
         return parts[POLICY]
     steps, episodes = (sum(getattr(part, name) for part in parts.values()) for name in ("steps", "episodes"))
     earned = sum(part.episodes * part.return_mean for part in parts.values() if part.return_mean is not None)

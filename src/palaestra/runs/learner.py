@@ -213,6 +213,13 @@ class Learner(ABC):
                     "they would change nothing; leave one of the two out"
                 )
 
+    def require_ranking(self) -> None:  # noqa: B027 - most returns do
+        """Refuses a return that does not rank policies.
+
+        Raises:
+            ConfigError: says why, and what does.
+        """
+
     def begun(self) -> None:  # noqa: B027 - most have nothing to do
         """After the policies of another run were put in: what copies them copies them now."""
 

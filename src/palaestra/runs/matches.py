@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import logging
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from palaestra.multiagent import MultiAgentStep, PolicySpec, create_multi_agent_
 from palaestra.multiagent.rules import step_digest
 from palaestra.ops import elo_ratings
 from palaestra.policies import Policy, load_policy
-from palaestra.rollout import Evaluation, NoEpisodeError, first_episodes
+from palaestra.rollout import Evaluation, NoEpisodeError, evaluation_of, first_episodes
 from palaestra.runs.records import read_evaluations
 from palaestra.training import policy_folder
 
@@ -28,6 +29,7 @@ __all__ = ["KeptPolicies", "Opponents", "Player", "RunningPool", "play_match", "
 _log = logging.getLogger(__name__)
 
 _LANES = 16  # environments of a match, side by side
+_GAMES, _GAMES_S = 20, 20.0  # of random actions, which show whether agents oppose each other
 
 
 class Opponents(NamedTuple):
@@ -216,12 +218,43 @@ def says_nothing(evaluation: Evaluation, policy_specs: Mapping[str, PolicySpec],
     Args:
         before: gives the mean return of the best evaluation until now; called only where that can decide.
     """
-    judged, alone = zip(*((spec.judged, not spec.team) for spec in policy_specs.values()), strict=True)
-    several = sum(len(spec.agents) for spec in policy_specs.values()) > 1
     returns = evaluation.returns
-
-    def same(value: float, tolerance: float) -> bool:
-        return all(math.isclose(one, value, rel_tol=tolerance, abs_tol=tolerance / 1000) for one in returns)
-
     # two that are both as close to a third may be twice as far from each other
-    return several and all(judged) and all(alone) and same(returns[0], 3e-9) and same(before(), 1e-9)
+    return _may_oppose(policy_specs) and _same(returns, returns[0], 3e-9) and _same(returns, before(), 1e-9)
+
+
+def are_opposed(policy_specs: Mapping[str, PolicySpec], env: EnvConfig, seed: int) -> bool:
+    """Whether one agent wins what others lose, as far as games of random actions show it.
+
+    All are judged, what they earn together is the same in every game, and what one of them earns is not. Games that do
+    not end in time show nothing.
+
+    Args:
+        env: of the agents.
+        seed: of the environments.
+    """
+    if not _may_oppose(policy_specs):
+        return False
+    lanes, chance = [RunSeeds(seed).integer("evaluation", 0)], Player.at_random(policy_specs).policies
+    with create_multi_agent_envs(env.for_evaluation(1), lane_seeds=lanes) as envs, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of those that have not ended
+        play = play_multi_agent_envs(chance, envs, policy_specs, deterministic=False, generator_seed=seed)
+        try:
+            games = first_episodes(play, 1, _GAMES, time_limit_s=_GAMES_S)
+        except NoEpisodeError:
+            return False
+    together = evaluation_of(games, lanes, deterministic=False)
+    names = [f"{name}/return" for spec in policy_specs.values() for name in spec.agents]
+    earned = [[game.info.get(name, 0.0) for game in games] for name in names]
+    differs = any(not _same(returns, returns[0], 1e-6) for returns in earned)
+    return differs and says_nothing(together, policy_specs, lambda: together.return_mean)
+
+
+def _may_oppose(policy_specs: Mapping[str, PolicySpec]) -> bool:
+    """Whether there are several agents, all judged, and none is of a team."""
+    specs = policy_specs.values()
+    return sum(len(spec.agents) for spec in specs) > 1 and all(spec.judged and not spec.team for spec in specs)
+
+
+def _same(returns: Sequence[float], value: float, tolerance: float) -> bool:
+    return all(math.isclose(one, value, rel_tol=tolerance, abs_tol=tolerance / 1000) for one in returns)

@@ -13,7 +13,7 @@ import torch
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
 from palaestra.config.config import ExperimentConfig, algorithm_class, config_from_mapping, on_cpu
-from palaestra.core import ConfigError, RunSeeds, did_you_mean, import_object
+from palaestra.core import ConfigError, RunSeeds, did_you_mean, import_object, refuses
 from palaestra.distributed import AgentsFactory
 from palaestra.envs import EnvConfig
 from palaestra.multiagent import MultiAgentCollector, PolicySpec, evaluate_agents, play_multi_agent_envs, snapshot_of
@@ -22,9 +22,9 @@ from palaestra.policies import Policy, PopulationPolicy, RandomPolicy, RulePolic
 from palaestra.rollout import Evaluation, returns_of_variants
 from palaestra.runs import learner, making
 from palaestra.runs.data import LIBRARIES, load_for, mixed
-from palaestra.runs.datasets import DataSummary, collect_agents
+from palaestra.runs.datasets import DataSummary, agents_folder, collect_agents
 from palaestra.runs.learner import Evaluate, PolicyLearner, Scene
-from palaestra.runs.matches import Opponents, Player, play_match, rated, says_nothing
+from palaestra.runs.matches import Opponents, Player, are_opposed, play_match, rated, says_nothing
 
 __all__ = ["TeamLearner"]
 
@@ -73,6 +73,31 @@ class TeamLearner(PolicyLearner):
                     "to be told rewards, or to act in every environment in every step; choose another algorithm"
                 )
 
+    @refuses(ConfigError)
+    def require_new(self) -> Iterator[str]:
+        super().require_new()
+        for name, one in self.algorithms.items():
+            if getattr(one.config, "alternating", False):
+                yield (
+                    f"alternating says that the next row is another player's, and the rows of {name!r} are an agent's "
+                    "own, of which the next one comes after the others have moved; give --algorithm.no-alternating"
+                )
+
+    def require_ranking(self) -> None:
+        env, pool, names = self.config.env, self.config.agents.self_play.pool_size, [*self.policy_specs]
+        if not pool and not are_opposed(self.policy_specs, env, self.config.run.seed):
+            return
+        why = f"the agents of {env.name} together earn the same in every game, for one wins what others lose, and all "
+        why += f"are judged ({', '.join(names)})"
+        if pool:
+            why = f"agents.self_play.pool_size is {pool}, and a policy that plays itself is as good as it wins"
+        (*_, last), several = self.algorithms, len(names) > 1
+        way = f"name one policy whose agents are judged, such as --agents.judged {last}, or " if several else ""
+        raise ConfigError(
+            f"{why}, so that returns do not say which trial is better; {way}train a run with each setting, and compare "
+            "them by matches: palaestra rate RUN RUN"
+        )
+
     def load_data(self, *, new: bool = False) -> dict[str, ReplayBuffer]:
         data = self.config.offline.data
         if data is not None and data.startswith((*LIBRARIES,)):
@@ -92,7 +117,7 @@ class TeamLearner(PolicyLearner):
                 raise ConfigError(
                     f"{name} learns from data alone, for which nothing is collected, but other policies collect"
                 )
-            folder = None if data is None else str(Path(data) / name)
+            folder = None if data is None else str(agents_folder(data, name))
             called = f"{type(one).__name__} of the policy {name!r}"
             shape = self.policy_specs[name].reward_spec.shape
             buffer = load_for(one, self.config, folder, called, shape, new=new)

@@ -3,7 +3,7 @@
 import contextlib
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Self, final
 
 import gymnasium
@@ -12,7 +12,8 @@ from palaestra.core import ConfigError, PalaestraError, did_you_mean, import_mak
 from palaestra.core.importing import parse_call
 from palaestra.envs.contract.environment import EnvironmentWrapper
 from palaestra.envs.supervision.faults import describe
-from palaestra.envs.wrappers.base import StatefulWrapper
+from palaestra.envs.wrappers.base import RewardMap, StatefulWrapper
+from palaestra.envs.wrappers.episode_ends import EpisodeStatistics
 
 __all__ = ["Wrap"]
 
@@ -23,6 +24,11 @@ _UNSEEN = (
     "RecordVideo", "RenderCollection", "TimeLimit",
 )  # fmt: skip
 """Wrappers of Gymnasium that policies do not notice, besides those of rewards."""
+_OF_INPUTS: dict[str, tuple[type, ...]] = {
+    "reward": (RewardMap, gymnasium.RewardWrapper, gymnasium.wrappers.NormalizeReward),
+    "env_info": (EpisodeStatistics, gymnasium.wrappers.RecordEpisodeStatistics),
+}
+"""Those that only a policy notices which reads this field of a time step, by its name in `EnvConfig.inputs`."""
 GYM_WRAPPERS = "gymnasium.wrappers"
 """The same for Gymnasium wrappers."""
 
@@ -82,15 +88,19 @@ class Wrap:
         wrapper = self._resolve()
         return not isinstance(wrapper, type) or issubclass(wrapper, StatefulWrapper)
 
-    @property
-    def concerns_policies(self) -> bool:
-        """Whether it may change what a policy observes, what its actions mean, or how often it is asked.
+    def concerns_policies(self, reads: Collection[str] = ()) -> bool:
+        """Whether it may change what a policy observes or reads, what its actions mean, or how often it is asked.
 
         Of those with names of their own, which are not imported for it, nobody knows.
+
+        Args:
+            reads: fields of a time step that the policy reads besides its observation, as `EnvConfig.inputs` has them.
         """
         if self.name.partition(":")[0] not in (STEP_WRAPPERS, GYM_WRAPPERS):
             return True
         wrapper: Any = self._resolve()
+        if any(issubclass(wrapper, _OF_INPUTS.get(field, ())) for field in reads):
+            return True
         if not issubclass(wrapper, EnvironmentWrapper):
             return not issubclass(wrapper, gymnasium.RewardWrapper) and wrapper.__name__ not in _UNSEEN
         return not wrapper.keeps_frames or wrapper.action_rows is not None
