@@ -299,6 +299,7 @@ def test_rounding_is_in_proportion_to_what_the_policy_says_there(tmp_path, monke
     for off, refused in (([5e-4, 0.0], False), ([5e-3, 0.0], True), ([0.0, 3e-5], True)):
 
         def spoiled(program, file, off=off):
+            file.touch()
             return lambda inputs: [program.reference(inputs)[0] + torch.tensor(off)]
 
         monkeypatch.setattr(exporting, "_torch", spoiled)
