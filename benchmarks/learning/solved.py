@@ -37,7 +37,7 @@ from palaestra.experiments import find_run, policies_of_run
 RESULTS = Path(__file__).parent / "results"
 SOURCE = Path(__file__).with_name("connect_four.c")
 POSITIONS, RANDOM_MOVES, LEAST_STONES, SEEDS, STEPS, BAR = 1000, 6, 10, 3, 7_000_000, 0.99
-MORE_SIMULATIONS = (128, 512)
+MORE_SIMULATIONS = (128,)
 Position = tuple[int, int]
 """Stones of who moves, and all stones, as bits."""
 
