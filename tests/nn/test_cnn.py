@@ -45,7 +45,7 @@ def test_a_board_has_the_same_features_alone_and_in_a_dict_for_any_leading_axes(
 
 
 def test_a_line_of_stones_counts_the_same_in_every_window():
-    network, board = BoardNetwork(TensorSpec((2, 6, 7))), images(5, 2, 6, 7)
+    network, board = BoardNetwork(TensorSpec((2, 6, 7))), images(5, 2, 6, 7).float() / 255
     weight = network.convolution.weight.view(64, 2, 4, 4)
     windows = torch.nn.functional.conv2d(board, weight, network.convolution.bias).relu().flatten(2).movedim(1, 2)
     assert_close(network(board), network.linear(windows.flatten(1)).relu())

@@ -333,13 +333,10 @@ def _compared(program: _Program, run: Function, name: str) -> Parity:
     Raises:
         PalaestraError: the program does not act as the policy does.
     """
-    ties, rows = 0, 0
-    off: dict[str, Tensor] = {}
-    size: dict[str, Tensor] = {}
+    ties, rows, off, size = 0, 0, dict[str, Tensor](), dict[str, Tensor]()
     for inputs in _sequences(program) if program.state else _batches(program):
-        expected, found = program.reference(inputs), run(inputs)
         rows += len(inputs[0])
-        for output, mine, theirs in zip(program.outputs, expected, found, strict=True):
+        for output, mine, theirs in zip(program.outputs, program.reference(inputs), run(inputs), strict=True):
             if not mine.dtype.is_floating_point:
                 differ = (mine != theirs).reshape(len(mine), -1).any(-1).nonzero().flatten().tolist()
                 real = [row for row in differ if not _undecided(program, inputs, row, output, mine[row])]
