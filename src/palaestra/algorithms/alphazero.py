@@ -141,7 +141,7 @@ class AlphaZero(GradientAlgorithm[SearchPolicy, AlphaZeroConfig]):
         target = lambda_returns(value, *rows, gamma=gamma, lambda_=decay)
         seen, action = batch.observation[:-1], batch.action
         if self.symmetry is not None:
-            seen, action = self._with_images(seen, action)
+            seen, action = _with_images(self.symmetry, seen, action)
         return AlphaZeroBatch.of(
             {
                 "observation": seen,
@@ -150,20 +150,6 @@ class AlphaZero(GradientAlgorithm[SearchPolicy, AlphaZeroConfig]):
                 "valid": valid_starts(batch.step_type).to(torch.float32),
             }
         )
-
-    def _with_images(self, observation: Any, action: Any) -> tuple[Any, Any]:
-        """Rows [L, N, ...], every other sequence of them in the mirror."""
-        rows = [tree_map(lambda leaf: leaf[:, 1::2], tree) for tree in (observation, action)]
-        shape = action["value"][:, 1::2].shape
-        images = self.symmetry.image(*(tree_map(lambda leaf: leaf.flatten(0, 1), tree) for tree in rows))
-
-        def put(leaf: Tensor, image: Tensor) -> Tensor:
-            mixed = leaf.clone()
-            mixed[:, 1::2] = image.unflatten(0, shape).to(leaf.dtype)
-            return mixed
-
-        seen, done = (tree_map(put, *pair) for pair in zip((observation, action), images, strict=True))
-        return seen, done
 
     def losses(self, batch: AlphaZeroBatch) -> Losses:
         """Cross-entropy to the policy of the search (equation 12 of Danihelka et al.), and of the value's atoms."""
@@ -175,3 +161,18 @@ class AlphaZero(GradientAlgorithm[SearchPolicy, AlphaZeroConfig]):
         policy, value = masked_mean(policy, batch.valid), masked_mean(value, batch.valid)
         total = policy + self.value_of("value_cost") * value
         return Losses({"network": total}, {"policy_error": policy, "value_error": value})
+
+
+def _with_images(symmetry: parts.Symmetry, observation: Any, action: Any) -> tuple[Any, Any]:
+    """Rows [L, N, ...], every other sequence of them in the mirror."""
+    rows = [tree_map(lambda leaf: leaf[:, 1::2], tree) for tree in (observation, action)]
+    shape = action["value"][:, 1::2].shape
+    images = symmetry.image(*(tree_map(lambda leaf: leaf.flatten(0, 1), tree) for tree in rows))
+
+    def put(leaf: Tensor, image: Tensor) -> Tensor:
+        mixed = leaf.clone()
+        mixed[:, 1::2] = image.unflatten(0, shape).to(leaf.dtype)
+        return mixed
+
+    seen, done = (tree_map(put, *pair) for pair in zip((observation, action), images, strict=True))
+    return seen, done
