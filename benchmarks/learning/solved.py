@@ -121,8 +121,8 @@ def judged(moves: list[tuple[Position, int]]) -> tuple[Share, Share]:
     return Share(best, len(moves)), Share(sum(differing), len(differing))
 
 
-def measured(run: str, positions: int) -> Iterator[dict[str, Any]]:
-    """A run's rows."""
+def policy_of(run: str) -> tuple[Any, dict[str, Any]]:
+    """The last policy of a run, and facts about it."""
     directory = find_run(run)
     config = directory.config
     if config.env.name.rpartition(":")[2] != "ConnectFour":
@@ -130,15 +130,22 @@ def measured(run: str, positions: int) -> Iterator[dict[str, Any]]:
     policy = policies_of_run(directory, "last")[1][POLICY].eval()
     trained = json.loads((directory.path / "metrics.jsonl").read_text().splitlines()[-1])
     facts = {"algorithm": config.algorithm_name, "seed": config.run.seed, "env_steps": trained["env_steps"]}
+    return policy, {**facts, "seconds": trained["time/train_s"]}
+
+
+def measured(run: str, positions: int) -> Iterator[dict[str, Any]]:
+    """A run's rows."""
+    policy, facts = policy_of(run)
+    seed = facts["seed"]
     for simulations, play in plays(policy, MORE_SIMULATIONS):
         began = time.process_time()
         with torch.inference_mode():
-            moves = played(play, positions, config.run.seed)
+            moves = played(play, positions, seed)
         solves = time.process_time()
         everywhere, differing = judged(moves)
         print(f"{run}: played in {solves - began:.0f} s, solved in {time.process_time() - solves:.0f} s", flush=True)
         shares = {"all": list(everywhere), "differing": list(differing)}
-        yield {**facts, "seconds": trained["time/train_s"], "simulations": simulations, **shares}
+        yield {**facts, "simulations": simulations, **shares}
 
 
 def markdown(record: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.learning import games
 from benchmarks.learning.games import has_line
+from benchmarks.learning.same_positions import Solved, board
 from benchmarks.learning.solved import LEAST_STONES, Share, judged, markdown, played, values
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -91,3 +92,16 @@ def test_a_share_has_wilsons_interval_and_seeds_that_are_missing_are_named():
     text = markdown({**record, "versions": {}, "revision": None})
     assert text.count("| not run | not run |") == 3
     assert "90.0% (59.6% to 98.2%) of 10" in text and "| not met |" in text
+
+
+@needs_compiler
+def test_policies_are_compared_in_the_same_positions():
+    positions = [*late_positions(6, 30), position([3, 3, 2, 2, 1, 6, 5, 5, 5, 5])]
+    assert [(games.bits(stones[0]), games.bits(stones.sum(0))) for stones in map(board, positions)] == positions
+    solved = Solved(positions)
+    best, worst = solved.worth.argmax(1), torch.where(solved.worth > -2, solved.worth, 2).argmin(1)
+    assert not solved.wrong(best).any()
+    differ = solved.worth.gather(1, worst.unsqueeze(1)).squeeze(1) < solved.worth.amax(1)
+    assert differ.any() and torch.equal(solved.wrong(worst), differ)
+    counts = solved.errors(lambda observation: worst)
+    assert [of for _, of in counts] == [1, 0, 0, 6] and sum(wrong for wrong, _ in counts) == int(differ.sum())
