@@ -211,12 +211,12 @@ ROOMS = {
     "buffers": Room(15, 3031, "0064"),
     "cli": Room(16, 1368, "0036"),
     "compat": Room(4, 340),
-    "config": Room(6, 846, "0064"),
+    "config": Room(6, 862, "0064"),
     "core": Room(18, 2351, "0063"),
     "deployment": Room(9, 1640, "0057"),
     "distributed": Room(14, 2573, "0063"),
     "envs": Room(58, 7573, "0064"),
-    "experiments": Room(10, 1945, "0064"),
+    "experiments": Room(10, 1948, "0065"),
     "multiagent": Room(14, 2181, "0064"),
     "nn": Room(20, 3062, "0064"),
     "ops": Room(11, 772, "0062"),
@@ -227,7 +227,7 @@ ROOMS = {
     "runs": Room(17, 3367, "0064"),
     "runtime": Room(13, 1807, "0063"),
     "testing": Room(4, 506, "0026"),
-    "training": Room(16, 2577, "0063"),
+    "training": Room(16, 2586, "0065"),
 }
 """The size of each package when the rooms were opened."""
 

@@ -31,6 +31,7 @@ def test_a_short_name_of_a_command_comes_before_that_of_its_groups():
     base = defaults_of(COMMANDS["tune"], ["dqn", "CartPole-v1"])
     options = parse(base, ["--time-limit", "2h"])
     assert (options.time_limit_s, options.trainer.time_limit_s) == (7200, None)
+    assert parse(options, ["--time-limit", "Null"]).time_limit_s is None
     (found,) = [option.setting.path for option in options_of(base) if "--time-limit" in option.names]
     assert found == "time_limit_s"
 

@@ -78,6 +78,8 @@ def test_a_value_of_another_type_is_refused_in_plain_words(hint, value, reason):
         (dict[str, Any], ["size", "3", "label", "x"], {"size": 3, "label": "x"}),
         (dict[str, Any], ['{"size": 3, "parts": {"a": [1]}}'], {"size": 3, "parts": {"a": [1]}}),
         (Any, ["[1, 2"], "[1, 2"),
+        (dict[str, Any], ["text", ""], {"text": ""}),
+        (int | None, ["Null"], None),
     ],
 )
 def test_words_of_the_command_line_become_values(hint, words, value):
@@ -90,6 +92,8 @@ def test_words_of_the_command_line_become_values(hint, words, value):
         (int, [], "one value is needed, and none was given"),
         (float, ["1", "2"], "one value is needed, and 2 were given: 1 2"),
         (tuple[int, ...], [], "a value is needed; an empty text ('') stands for none at all"),
+        (int, [""], "an empty text was given, as a shell makes of an unset variable; give a value"),
+        (float | None, [""], "an empty text was given, as a shell makes of an unset variable; give a value, or none"),
         (dict[str, Any], ["size"], "'size' has no value; give names and values in turn, or one {name: value}"),
     ],
 )

@@ -12,10 +12,10 @@ from palaestra import PPO, Collector, EnvConfig, Trainer, TrainerConfig, create_
 from palaestra.core import POLICY, ConfigError
 from palaestra.rollout.collection import OfflineFirst
 from palaestra.runs.lineage import _moved_schedules
-from palaestra.training import Summary
+from palaestra.training import CheckpointStore, Summary
 from palaestra.training.callbacks import callback_states, load_callback_states
 from tests.algorithms.parts import collected, environment, make
-from tests.training.parts import Hooks, evaluation_in, kept, trainer
+from tests.training.parts import Hooks, Recorder, evaluation_in, kept, trainer
 
 
 def paused_at(made, env_steps):
@@ -177,3 +177,23 @@ def test_a_larger_budget_moves_schedules_and_says_so(tmp_path, caplog):
     for row in rows:
         budget = 64 if row["env_steps"] <= ends else 128
         assert row["learning/learning_rate"] == pytest.approx(1e-3 * max(0.0, 1 - row["env_steps"] / budget), abs=1e-9)
+
+
+@pytest.mark.parametrize("eval_every_steps", [0, 30])
+def test_a_finished_run_that_is_extended_evaluates_logs_and_saves_at_the_next_period(tmp_path, eval_every_steps):
+    """Its end was evaluated, logged and saved; nothing of it is overdue."""
+
+    def made(total, store):
+        at, rows = list[int](), Recorder()
+        hooks = Hooks(evaluated=lambda _, result: at.append(result.env_steps))
+        every = {"eval_every_steps": eval_every_steps, "log_every_steps": 30, "checkpoint_every_steps": 30}
+        parts = {"callbacks": [hooks], "loggers": [rows], "checkpoints": store, "evaluate": evaluation_in()}
+        return trainer("ppo", total=total, unroll_length=10, **every, **parts), at, rows
+
+    store = CheckpointStore(tmp_path / "extended")
+    made(60, store)[0].run()
+    extended, evaluated, rows = made(120, store)
+    extended.load_state(store.load_newest()[1])
+    extended.run()
+    assert evaluated == ([102, 126] if eval_every_steps else [126])
+    assert [row["env_steps"] for row in rows.rows] == [102, 126]

@@ -155,6 +155,29 @@ def test_a_signal_after_the_last_unroll_leaves_the_end_to_the_resumed_run(tmp_pa
     assert store.load_newest()[1]["trainer"]["finished"]
 
 
+@pytest.mark.parametrize("moment", ["evaluation_began", "ended"])
+def test_a_run_that_ends_early_and_is_interrupted_meanwhile_ends_when_it_resumes(tmp_path, moment):
+    """F22: for the same reason and at the same env step; resumed once more it goes on."""
+    store, rows = CheckpointStore(tmp_path), Recorder()
+
+    def made(*more, **hooks):
+        enough = Hooks(iteration_ended=lambda t, _: t.stop("enough") if t.collector.env_steps == at else None)
+        settings = {"total": 120, "unroll_length": 10, "eval_every_steps": 0, "evaluate": evaluation_in()}
+        return trainer("ppo", **settings, checkpoints=store, callbacks=[enough, Hooks(**hooks)], loggers=more)
+
+    at = 51  # the end of the second iteration
+    interrupted = made(**{moment: lambda _: signal.raise_signal(signal.SIGINT)}).run()
+    assert (interrupted.status, interrupted.reason, interrupted.env_steps) == ("interrupted", "", at)
+    resumed = made(rows)
+    resumed.load_state(store.load_newest()[1])
+    result = resumed.run()
+    assert (result.status, result.reason, result.env_steps) == ("stopped", "enough", at)
+    assert len(rows.rows) == (moment == "evaluation_began")  # else the end is in the log
+    again = made()
+    again.load_state(store.load_newest()[1])
+    assert (again.run().status, again.collector.env_steps) == ("done", 126)
+
+
 def test_a_step_that_outlasts_the_grace_is_stopped_with_the_last_checkpoint_intact(tmp_path):
     """F22: SIGTERM within grace_s, also where a step hangs."""
     store = CheckpointStore(tmp_path)

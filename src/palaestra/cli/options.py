@@ -18,7 +18,7 @@ from rich.table import Column, Table
 from palaestra.cli.commands import Command
 from palaestra.cli.help import long_help, short_help, short_names
 from palaestra.config.config import Setting, meant, require_workers, settings_of
-from palaestra.config.values import value_from_words
+from palaestra.config.values import says_none, value_from_words
 from palaestra.core import ConfigError, did_you_mean
 from palaestra.core.errors import printable
 from palaestra.core.settings import members_of, require_ranges
@@ -277,12 +277,12 @@ def _value(option: str, words: list[str], known: Mapping[str, Setting]) -> tuple
     group, _, entry = name.partition(".")
     try:
         if setting is not None:
-            is_duration = "duration" in getattr(setting.hint, "__metadata__", ()) and words != ["none"]
+            is_duration = "duration" in getattr(setting.hint, "__metadata__", ()) and not says_none(words)
             return setting.path, _seconds(words) if is_duration else value_from_words(setting.hint, words)
         mapping = known.get(group)
         if mapping is not None and typing.get_origin(mapping.hint) is dict:  # as of `--space.algorithm.gamma 0.9 1`
             of = typing.get_args(mapping.hint)[1]
-            return mapping.path, {entry.replace("-", "_"): None if words == ["none"] else value_from_words(of, words)}
+            return mapping.path, {entry.replace("-", "_"): None if says_none(words) else value_from_words(of, words)}
     except ConfigError as error:
         raise ConfigError(f"--{option}: {error}") from None
     short = _known(ExperimentConfig()).get(name) if "override" in known else None

@@ -151,7 +151,7 @@ def resume(name: str, options: ResumeOptions) -> int:
         done = experiments.resume(
             directory.path,
             root=options.root,
-            fork=(options.name or True) if options.fork else False,
+            fork=options.fork and (True if options.name is None else options.name),
             progress=True,
             on_start=announce,
             **typed_settings(before, typed),
@@ -182,6 +182,8 @@ def _overrides(options: ResumeOptions) -> list[str]:
             overrides[-1] += f",{word}"  # it was cut at the commas of a list
     for override in overrides:
         path, equals, value = override.partition("=")
+        if options.until is not None and path.removeprefix("--").replace("-", "_") == "trainer.total_env_steps":
+            raise ConfigError(f"--until {options.until} and --override {override} both say how long; leave out one")
         if not equals or not value:
             raise ConfigError(f"--override was given {override!r}; give PATH=VALUE, such as algorithm.gamma=0.9")
         typed.append(f"--{path.removeprefix('--')}={value}")

@@ -19,7 +19,16 @@ from palaestra.core.errors import printable
 from palaestra.core.reading import MOST_DIGITS, read_text
 from palaestra.core.settings import members_of
 
-__all__ = ["closest", "dataclass_of", "foreign_names", "read_yaml", "type_name", "value_from_words", "value_of"]
+__all__ = [
+    "closest",
+    "dataclass_of",
+    "foreign_names",
+    "read_yaml",
+    "says_none",
+    "type_name",
+    "value_from_words",
+    "value_of",
+]
 
 _NEEDED = {
     "int": "a whole number is needed", "float": "a number is needed", "bool": "true or false is needed",
@@ -219,6 +228,19 @@ _NONE = ("none", "null")  # as words for no value
 _OLD_NUMBER = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
 
 
+def says_none(words: Sequence[str]) -> bool:
+    """Whether words for a value say that there is none.
+
+    Args:
+        words: as typed.
+
+    Examples:
+        >>> says_none(["None"]), says_none(["null"]), says_none([""])
+        (True, True, False)
+    """
+    return len(words) == 1 and words[0].lower() in _NONE
+
+
 def value_from_words(hint: Any, words: Sequence[str]) -> Any:
     """A value from what was typed after its option.
 
@@ -259,9 +281,14 @@ def value_from_words(hint: Any, words: Sequence[str]) -> Any:
 
 def _single(word: str, hint: Any) -> Any:
     kinds = {typing.get_origin(member) or member for member in members_of(hint)}
-    if type(None) in kinds and word.lower() in _NONE:
+    if type(None) in kinds and says_none([word]):
         return None
-    return word if {str, typing.Literal, Linear} & kinds else _read(word)
+    if {str, typing.Literal, Linear} & kinds or (typing.Any in kinds and not word):
+        return word
+    if not word:  # which YAML takes for null
+        may = ", or none" if type(None) in kinds else ""
+        raise ConfigError(f"an empty text was given, as a shell makes of an unset variable; give a value{may}")
+    return _read(word)
 
 
 def _mapping(words: Sequence[str], _: Any, hint: Any) -> dict[str, Any]:

@@ -25,7 +25,10 @@ from palaestra.training.learning import computing_at_speed
 __all__ = ["Receipt", "verify_run"]
 
 _OF_THE_CLOCK = {"seconds", "callbacks"}
-_OF_THE_END = {"position", "metrics", "next", "evaluation", "evaluations", "evaluation_broken_off", "best", "finished"}
+_OF_THE_END = {
+    *("position", "metrics", "next", "evaluation", "evaluations", "evaluation_broken_off"),
+    *("best", "finished", "stopping"),
+}
 """Of a trainer's state, what the last evaluation and the last row of metrics change where a run was stopped."""
 
 

@@ -207,7 +207,7 @@ def fork_run(parent: RunDirectory, name: str | None = None, root: str | Path = "
         named = f"{path.parent.resolve().name}_{named}"
     folder = beside if os.access(beside, os.W_OK) else Path(root)
     free = (f"{named}_fork{number}" for number in itertools.chain([""], itertools.count(2)))
-    name = name or next(name for name in free if not (folder / name).exists())
+    name = next(name for name in free if not (folder / name).exists()) if name is None else name
     config = parent.config
     forked = dataclasses.replace(config, run=dataclasses.replace(config.run, name=name, directory=str(folder)))
     with new_folder(forked, "") as (target, unfinished):

@@ -124,8 +124,8 @@ class Trainer:
         """
         attach_steps(self.callbacks, self)
         self._loggers.start(self._position())
-        began = time.monotonic()
-        limit_s, self._stop_reason = self.config.time_limit_s, ""
+        began, limit_s = time.monotonic(), self.config.time_limit_s
+        self._finished &= self._used_up() or bool(self._stop_reason)  # else it goes on, perhaps to a larger budget
         try:
             self.time.start(self.collector, collects=stop.received is None and not self._used_up())
             if self._evaluation_broken_off and stop.received is None:
@@ -143,18 +143,18 @@ class Trainer:
                 self._finish()
             for callback in self.callbacks:
                 callback.ended(self)
+            interrupted, reason = stop.received is not None, self._stop_reason
+            self._stop_reason = reason if interrupted else ""  # for which the resumed run ends
             self.save(final=True)
         finally:
             self._stopping = False
             evaluator = contextlib.closing(self._evaluator) if self._evaluator else contextlib.nullcontext()
             with evaluator, contextlib.closing(self.learner):  # whatever raises, such as a second signal
                 not_logged = self._loggers.close()
-        status = "interrupted" if stop.received is not None else "done" if self._used_up() else "stopped"
-        train_s, reason = self.time.train_s, self._stop_reason if status == "stopped" else ""
-        self.result = TrainResult(
-            *(status, stop.exit_code, self.collector.env_steps, train_s, self._evaluation, self.best_return, reason),
-            tuple(not_logged),
-        )
+        status = "interrupted" if interrupted else "done" if self._used_up() else "stopped"
+        reason = reason if status == "stopped" else ""
+        outcome = status, stop.exit_code, self.collector.env_steps, self.time.train_s
+        self.result = TrainResult(*outcome, self._evaluation, self.best_return, reason, tuple(not_logged))
 
     def train_iter(self) -> None:
         """One training iteration: an unroll, then learning by the plans of the algorithms."""
@@ -201,12 +201,12 @@ class Trainer:
         self.learner.set_progress(progress)
 
     def stop(self, reason: str) -> None:
-        """Ends the run after this iteration, evaluated and saved.
+        """Ends the run after this iteration, evaluated and saved; if a signal comes first, the resumed run does that.
 
         Args:
             reason: for people.
         """
-        self._stop_reason = self._stop_reason or reason
+        self._stop_reason, self._outdated = self._stop_reason or reason, True
 
     def asked_to_stop(self) -> None:
         """What a signal calls: an unroll, or an evaluation, ends as soon as it can."""
@@ -249,8 +249,7 @@ class Trainer:
             self._take(self._evaluator.made(wait=True))
         if not self._evaluation_broken_off:
             self._log()
-            self._finished = self._used_up()
-            self._outdated = True
+            self._finished = self._outdated = True
 
     # -- what happens besides
 
@@ -361,6 +360,7 @@ class Trainer:
             "evaluation_broken_off": self._evaluation_broken_off,
             "evaluations": self._evaluator.state() if self._evaluator else [],
             "finished": self._finished,
+            "stopping": self._stop_reason,
             "seconds": self.time.state(),
             "callbacks": callback_states(self.callbacks),
         }
@@ -399,7 +399,8 @@ class Trainer:
         self._learning.load_state(trainer["learning"]["policies"])
         total = self.config.total_env_steps  # of a longer run than was saved, less is over
         self._set_progress(min(1.0, trainer["learning"]["progress"] * trainer.get("total", total) / total))
-        now, known = self.collector.env_steps, trainer["next"]  # what is overdue stays so
+        # what is overdue stays so, but for what the end of a shorter run has made
+        now, known = self.collector.env_steps, {} if trainer["finished"] else trainer["next"]
         overdue = {name: due for name, due in known.items() if due and due <= now}
         self._next = {name: overdue.get(name) or self.config.due_after(name, now) for name in _PERIODIC}
         self.best_return, self._iterations = trainer["best"], trainer["iterations"]
@@ -409,9 +410,9 @@ class Trainer:
         if (evaluator := self._evaluator) is not None:
             evaluator.load_state(trainer["evaluations"], acting_policy(self.algorithms))
         self._evaluation_broken_off = trainer["evaluation_broken_off"] and getattr(evaluator, "begun_at", now) != now
-        self._finished = trainer["finished"] and self._used_up()  # the budget may be larger than it was
+        self._stop_reason, self._finished = trainer.get("stopping", ""), trainer["finished"]
         self.saved = now, self._iterations
-        self._outdated = bool(self._evaluation_broken_off or trainer["evaluations"])
+        self._outdated = bool(self._evaluation_broken_off or trainer["evaluations"] or self._stop_reason)
 
     def _position(self) -> dict[str, int]:
         return {"env_steps": self.collector.env_steps, "metrics": self._rows_logged, "episodes": self._episodes_ended}
