@@ -211,7 +211,7 @@ ROOMS = {
     "buffers": Room(15, 3031, "0064"),
     "cli": Room(16, 1368, "0036"),
     "compat": Room(4, 340),
-    "config": Room(6, 862, "0064"),
+    "config": Room(6, 857, "0065"),
     "core": Room(18, 2351, "0063"),
     "deployment": Room(9, 1640, "0057"),
     "distributed": Room(14, 2573, "0063"),

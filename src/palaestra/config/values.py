@@ -20,15 +20,8 @@ from palaestra.core.reading import MOST_DIGITS, read_text
 from palaestra.core.settings import members_of
 
 __all__ = [
-    "closest",
-    "dataclass_of",
-    "foreign_names",
-    "read_yaml",
-    "says_none",
-    "type_name",
-    "value_from_words",
-    "value_of",
-]
+    "closest", "dataclass_of", "foreign_names", "read_yaml", "says_none", "type_name", "value_from_words", "value_of",
+]  # fmt: skip
 
 _NEEDED = {
     "int": "a whole number is needed", "float": "a number is needed", "bool": "true or false is needed",
