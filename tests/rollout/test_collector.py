@@ -10,7 +10,15 @@ import torch
 
 from palaestra import PPO, Collector, EnvConfig, ReplayBuffer, create_environment, evaluate
 from palaestra.core import ConfigError, Linear, NonFiniteError, Offline, Replay, StepType, join_state, split_state
-from palaestra.envs import FaultPolicy, FirstReadyEnvironment, GymEnvironment, LaneEnvironment, SerialDriver, TimeLimit
+from palaestra.envs import (
+    BatchedWrapper,
+    FaultPolicy,
+    FirstReadyEnvironment,
+    GymEnvironment,
+    LaneEnvironment,
+    SerialDriver,
+    TimeLimit,
+)
 from palaestra.training import Trainer, TrainerConfig
 from tests.algorithms.parts import collected, environment, make
 from tests.training.parts import Hooks
@@ -201,6 +209,20 @@ def test_the_step_of_a_number_that_is_not_finite_is_counted_from_the_start_of_it
         made.unroll(1)
         with pytest.raises(NonFiniteError, match=r"emitted reward = \w+ in episode 0 \(seed \d+\), step 3;"):
             made.unroll(4)
+
+
+def test_what_a_layer_around_a_batch_makes_is_looked_at_although_the_batch_looks_itself():
+    """F5: learned from without a word; a layer that changes nothing takes no look of its own."""
+
+    class Spoilt(BatchedWrapper):
+        def change(self, time_step):
+            return time_step._replace(reward=time_step.reward / 0)
+
+    with environment("discrete", 2) as inner:
+        assert inner.checks_finite and BatchedWrapper(inner).checks_finite
+        env = Spoilt(inner)
+        with pytest.raises(NonFiniteError, match="environment 0 emitted reward"):
+            Collector.of(env, make("dqn", env)).unroll(4)
 
 
 def test_what_preprocess_makes_is_looked_at_although_the_environment_looks_itself():

@@ -202,6 +202,12 @@ def test_an_abandoned_episode_counts_for_nothing_in_later_ones():
     assert [(episode.episode_return, episode.length) for episode in again.finished()] == [(12.0, 2), (1.0, 1)]
 
 
+def test_what_is_no_number_is_left_out_of_infos():
+    """A span of time is one of NumPy's numbers, and ended runs."""
+    info = {"elapsed": np.timedelta64(3, "s"), "phase": np.complex64(1j), "cost": np.float32(0.5), "won": np.True_}
+    assert numeric_infos([info]) == {0: {"cost": 0.5, "won": 1.0}}
+
+
 def test_whole_numbers_that_no_float_can_hold_are_the_largest_ones():
     found = numeric_infos([{"score": 10**400, "cost": -(10**400), "lives": 3}])
     assert found == {0: {"score": sys.float_info.max, "cost": -sys.float_info.max, "lives": 3.0}}

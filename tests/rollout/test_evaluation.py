@@ -285,3 +285,9 @@ def test_environments_that_are_stepped_as_they_are_ready_are_refused():
     config = EnvConfig(num_envs=4, vectorization="process", num_workers=2, num_ready=2)
     with create_environment(config, seed=0) as env, pytest.raises(ConfigError, match="2 of 4 are stepped at a time"):
         evaluate(RandomPolicy(env.observation_spec, env.action_spec), env, episodes=1)
+
+
+def test_environments_that_end_with_their_episodes_are_refused_before_the_first_step():
+    config = EnvConfig(num_envs=2, auto_reset=False)
+    with create_environment(config, seed=0) as env, pytest.raises(ConfigError, match="leave out env"):
+        evaluate(RandomPolicy(env.observation_spec, env.action_spec), env, episodes=1)

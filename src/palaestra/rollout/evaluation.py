@@ -179,6 +179,8 @@ def evaluate(
             f"evaluate was given environments of which {ready} of {env.batch_size} are stepped at a "
             "time (env.num_ready); give ones that are stepped together"
         )
+    if not env.auto_reset:
+        raise ConfigError("evaluate goes on after the end of an episode; leave out env.auto_reset=False")
     try:
         with evaluation_noise({policy: generator_seed}), torch.inference_mode():
             play = _play(policy, env, deterministic)

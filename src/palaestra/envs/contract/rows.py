@@ -298,7 +298,7 @@ def _numbers(info: Any, prefix: str, out: dict[str, float]) -> None:
             out[f"{prefix}{key}"] = float(value)
         elif isinstance(value, int):
             out[f"{prefix}{key}"] = float(min(max(value, -_LARGEST), _LARGEST))
-        elif isinstance(value, np.number | np.bool_):
+        elif isinstance(value, np.generic) and value.dtype.kind in "fiub":
             out[f"{prefix}{key}"] = float(value)
         elif isinstance(value, dict):
             _numbers(value, f"{prefix}{key}/", out)

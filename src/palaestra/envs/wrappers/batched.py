@@ -50,7 +50,8 @@ class BatchedWrapper(HasSpecs, Environment):
         """The batch inside."""
         self.specs = Specs.of(env, unstack=not self.keeps_frames)
         self.batch_size, self.device, self.seeding, self.resume = env.batch_size, env.device, env.seeding, env.resume
-        self.checks_finite, self.auto_reset, self.step_limit = env.checks_finite, env.auto_reset, env.step_limit
+        self.checks_finite = env.checks_finite and type(self).change is BatchedWrapper.change
+        self.auto_reset, self.step_limit = env.auto_reset, env.step_limit
         self.info, self.untransformed_spec, self.find_info = env.info, env.untransformed_spec, env.find_info
         self.lane_arrays: dict[str, torch.Tensor] = {}
         """The layer's state of every lane, by name."""
