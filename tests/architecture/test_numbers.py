@@ -206,7 +206,7 @@ class Room(NamedTuple):
 
 
 ROOMS = {
-    "algorithms": Room(55, 4638, "0064"),
+    "algorithms": Room(55, 4639, "0065"),
     "analysis": Room(12, 2367, "0064"),
     "buffers": Room(15, 3031, "0064"),
     "cli": Room(16, 1368, "0036"),
@@ -224,7 +224,7 @@ ROOMS = {
     "policies": Room(15, 2064, "0064"),
     "robots": Room(9, 1436, "0061"),
     "rollout": Room(9, 1710, "0065"),
-    "runs": Room(17, 3367, "0064"),
+    "runs": Room(17, 3379, "0065"),
     "runtime": Room(13, 1807, "0063"),
     "testing": Room(4, 506, "0026"),
     "training": Room(16, 2586, "0065"),

@@ -73,6 +73,26 @@ class Costly(Reach):
         return observation, reward - 0.5, *rest
 
 
+class Parts(Reach):
+    """Rewards of two parts, of which the second may be less than its goals say."""
+
+    reward_space = Box(-2, 2, (2,), np.float32)
+
+    def __init__(self, less: float = 0.0) -> None:
+        super().__init__()
+        self._less = less
+
+    @staticmethod
+    def compute_reward(achieved: np.ndarray, desired: np.ndarray, info: Any) -> np.ndarray:
+        cost = Reach.compute_reward(achieved, desired, info)
+        return np.stack([cost, 1 + cost], -1)
+
+    def step(self, action: np.ndarray) -> Any:
+        self._place = np.clip(self._place + 0.25 * action, -1, 1).astype(np.float32)
+        reward = self.compute_reward(self._place, self._goal, {}) - np.array([0, self._less], np.float32)
+        return self._observation(), reward, False, False, {}
+
+
 class Single(Reach):
     """Computes one row at a time."""
 
@@ -285,6 +305,18 @@ def test_impossible_settings_are_refused_when_they_are_made(settings, message):
         ),
         ("sac", f"{HERE}:Costly", {}, r"gives -1 for the goals of a step for which the run gets the reward -1.5: a wr"),
         ("sac", REACH.name, {"env__wrappers": ["ScaleReward(scale=3.0)"]}, r"gives -1 for .* the reward -3: a wrapper"),
+        (
+            "sac",
+            f"{HERE}:Parts",
+            {"env__kwargs": {"less": 0.5}, "algorithm__rewards__weights": (1.0, 1.0)},
+            r"gives (0|1) for the goals of a step for which the run gets the reward (-0.5|0.5): a wrapper",
+        ),
+        (
+            "sac",
+            f"{HERE}:Parts",
+            {"algorithm__rewards__weights": (1.0, 1.0), "algorithm__rewards__thresholds": (None, 0.3)},
+            "sac would learn their weights from rewards of the goals of hindsight, which it did not earn",
+        ),
         ("sac", REACH.name, {"env__variants": ({"kwargs": {}}, {"max_episode_steps": 5})}, "env.variants may reward"),
         ("sac", f"{HERE}:Single", {}, r"gave shape \(\) for goals \(2, 10, 2\) and rewards \(2, 10\); hindsight needs"),
         ("sac", f"{HERE}:Informed", {}, r"raised KeyError.* for goals \(2, 10, 2\) and an empty info"),

@@ -51,7 +51,23 @@ def config_of(algorithm, env, **settings):
             },
             "thresholds are of rewards that algorithm.bonus replaces",
         ),
+        (
+            "td3_bc",
+            "tests.experiments.test_hindsight:Parts",
+            {
+                "offline__data": "demo",
+                "algorithm__rewards__weights": (1.0, 0.0),
+                "algorithm__rewards__thresholds": (None, 0.3),
+            },
+            "td3_bc would learn their weights from rewards of data, which it did not earn",
+        ),
         ("sac", "Pendulum-v1", {"algorithm__target_entropy": 0.7}, "target of the entropy is 0.7 nats"),
+        (
+            "flash_sac",
+            "Pendulum-v1",
+            {"env__vectorization": "process", "env__num_envs": 4, "env__num_workers": 2, "env__num_ready": 2},
+            "with env.num_ready each is of other environments",
+        ),
         ("flash_sac", "Pendulum-v1", {"algorithm__target_std": 0.5}, "target of the entropy is 0.726 nats"),
         ("ppo", "CartPole-v1", {"algorithm__unroll_length": 1, "env__num_envs": 1}, "that of one step to 0"),
         (

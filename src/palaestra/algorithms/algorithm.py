@@ -169,8 +169,9 @@ class Algorithm(ABC, Generic[PolicyT, ConfigT]):
             )
         if model.has_batch_norm and not self.batch_norm:
             raise ConfigError(
-                f"{type(self).__name__} does not learn with batch normalisation; leave out network.batch_norm, or use "
-                f"network.layer_norm, which every algorithm learns with, or {' or '.join(_with_batch_norm(Algorithm))}"
+                f"{type(self).__name__} does not learn with batch normalisation; leave out network.batch_norm, or the "
+                f"network.block that has it, or use network.layer_norm, which every algorithm learns with, or "
+                f"{' or '.join(_with_batch_norm(Algorithm))}"
             )
         # paths in observations and actions, by whose order inputs and outputs of networks count
         self._parts = str([list(spec_leaves(spec)) for spec in (policy.whole_spec, policy.action_spec)])

@@ -23,7 +23,7 @@ from palaestra.buffers import ReplayBuffer
 from palaestra.config.config import ExperimentConfig
 from palaestra.core import POLICY, CheckpointError, ConfigError, EnvError, RunSeeds, refuses
 from palaestra.envs import EnvConfig, Environment, EventLog, create_environment
-from palaestra.policies import Policy, PopulationPolicy, RandomPolicy, load_policy
+from palaestra.policies import HeldNoise, Policy, PopulationPolicy, RandomPolicy, load_policy
 from palaestra.rollout import Evaluation, OfflineData, evaluate, require_compression, returns_of_variants
 from palaestra.runs import making
 from palaestra.runs.data import mixed
@@ -192,6 +192,7 @@ class Learner(ABC):
         """
         workers = self.config.distributed.num_workers if self.config.distributed.runtime else 1
         share = self.config.env.num_envs // workers
+        name, env, share_of_goals = self.config.algorithm_name, self.config.env, self.config.hindsight.share
         for algorithm in self.algorithms.values():
             if isinstance(algorithm.policy, PopulationPolicy) and workers > 1 and share % 2:
                 yield (
@@ -207,6 +208,17 @@ class Learner(ABC):
                     "algorithm.target_entropy (or algorithm.target_std)"
                 )
             constrained = algorithm.rewards is not None and algorithm.rewards.learns
+            if constrained and (share_of_goals or self.config.unit == "updates"):
+                yield (
+                    f"algorithm.rewards.thresholds are met by what the policy earns, and {name} would learn their "
+                    f"weights from rewards of {'the goals of hindsight' if share_of_goals else 'data'}, which it did "
+                    "not earn; leave them out, and give fixed weights"
+                )
+            if isinstance(algorithm.policy.exploration, HeldNoise) and env.num_ready not in (None, env.num_envs):
+                yield (
+                    f"{name} holds one batch's noise for the next ones, and with env.num_ready each is of other "
+                    "environments; draw it in each step (longest_noise=1), or leave out env.num_ready"
+                )
             if constrained and getattr(getattr(algorithm, "bonus", None), "replaces", False):
                 yield (
                     "algorithm.rewards.thresholds are of rewards that algorithm.bonus replaces, so "

@@ -367,10 +367,10 @@ def _require_agreement(reward: Callable[..., Any], played: _Played, name: str) -
         )
     wrong = ~np.isclose(given, played.reward, rtol=1e-4, atol=1e-6 * np.abs(played.reward).max())[0]
     if wrong.any():
-        step = int(wrong.argmax())
+        at = tuple(np.argwhere(wrong)[0])  # a step, and the part of a vector
         raise ConfigError(
-            f"compute_reward of {name} gives {given[0, step]:g} for the goals of a step for which the run gets the "
-            f"reward {played.reward[0, step]:g}: a wrapper changes rewards, or they depend on more than the goals; "
+            f"compute_reward of {name} gives {given[0][at]:g} for the goals of a step for which the run gets the "
+            f"reward {played.reward[0][at]:g}: a wrapper changes rewards, or they depend on more than the goals; "
             "leave out the wrapper, or hindsight"
         )
 
