@@ -152,7 +152,7 @@ def test_a_gradient_that_is_not_finite_leaves_running_averages_as_they_were(monk
 def test_algorithms_that_do_not_learn_with_batch_normalisation_say_so(name):
     with (
         environment("continuous", 1) as env,
-        pytest.raises(ConfigError, match=r"leave out network\.batch_norm, or use"),
+        pytest.raises(ConfigError, match=r"leave out network\.batch_norm, or the network.block that has it"),
     ):
         make(name, env, network=BATCH_NORM)
     assert {one for one, kind in ALGORITHMS.items() if kind.batch_norm} == {"crossq", "flash_sac", "xqc"}
