@@ -251,8 +251,8 @@ def resume(
     config = changed_config(directory, settings)
     learner = make_learner(config)
     data = learner.load_data()
-    if fork is not False:
-        directory = fork_run(directory, None if fork is True else fork, root)
+    if fork or isinstance(fork, str):  # an empty name is refused
+        directory = fork_run(directory, fork if isinstance(fork, str) else None, root)
         here = directory.config.run
         run = dataclasses.replace(config.run, name=here.name, directory=here.directory)
         learner.config = dataclasses.replace(config, run=run)
