@@ -73,6 +73,12 @@ hypothesis.settings.load_profile("palaestra")
 WaitUntil = Callable[..., None]
 
 
+@pytest.fixture
+def no_ctrl_c() -> None:
+    """A handler of Ctrl-C, as a run has it: a `KeyboardInterrupt` of its own is then the environment's."""
+    signal.signal(signal.SIGINT, lambda number, frame: None)
+
+
 @pytest.fixture(autouse=True)
 def process_as_it_was() -> Generator[None]:
     """No test sees what a run chose to compute with, or the handlers that a stopped command leaves."""

@@ -9,17 +9,14 @@ Solving takes about two minutes. Results: `results/same_positions.*`.
 
 import argparse
 import itertools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from benchmarks.learning.games import ROWS, Play, plays
-from benchmarks.learning.solved import LEAST_STONES, MORE_SIMULATIONS, RESULTS, Position, played, policy_of, values
+from benchmarks.learning.games import Play, plays
+from benchmarks.learning.solved import LEAST_STONES, MORE_SIMULATIONS, RESULTS, Solved, played, policy_of
 from benchmarks.record import origin, provenance, table, write_json
-from palaestra.core import Batch
 from palaestra.envs import ConnectFour
 from palaestra.nn import allowed_logits
 
@@ -28,36 +25,11 @@ STAGES = (LEAST_STONES, 14, 18, 24, ConnectFour.rows * ConnectFour.columns + 1)
 """Numbers of stones that begin a part of the game."""
 
 
-def board(position: Position) -> Tensor:
-    """The observation [2, rows, columns] of who moves."""
-    own, both = position
-    stones = torch.zeros(2, ConnectFour.rows, ConnectFour.columns)
-    for column in range(ConnectFour.columns):
-        for row in range(ROWS):
-            cell = 1 << (column * (ROWS + 1) + row)
-            stones[0, row, column], stones[1, row, column] = bool(own & cell), bool(both & ~own & cell)
-    return stones
-
-
-class Solved:
-    """Positions with what each of their moves is worth."""
-
-    def __init__(self, positions: Sequence[Position]) -> None:
-        self.worth = torch.tensor([values(position) for position in positions])
-        """[N, columns]: 1 wins, 0 is a draw, -1 loses, -2 is full."""
-        boards = torch.stack([board(position) for position in positions])
-        self.stones = boards.sum((1, 2, 3))
-        self.observation = Batch.of({"observation": boards, "action_mask": self.worth > -2})
-
-    def wrong(self, moves: Tensor) -> Tensor:
-        """[N] whether moves lose what could have been kept."""
-        return self.worth.gather(1, moves.unsqueeze(1)).squeeze(1) < self.worth.amax(1)
-
-    def errors(self, play: Play) -> list[tuple[int, int]]:
-        """Wrong moves, and all, in each part of the game."""
-        wrong = self.wrong(play(self.observation))
-        parts = [(self.stones >= low) & (self.stones < high) for low, high in itertools.pairwise(STAGES)]
-        return [(int(wrong[part].sum()), int(part.sum())) for part in parts]
+def errors(solved: Solved, play: Play) -> list[tuple[int, int]]:
+    """Wrong moves, and all, in each part of the game."""
+    wrong, stones = solved.wrong(play(solved.observation)), solved.stones
+    parts = [(stones >= low) & (stones < high) for low, high in itertools.pairwise(STAGES)]
+    return [(int(wrong[part].sum()), int(part.sum())) for part in parts]
 
 
 def measured(run: str, solved: Solved) -> list[dict[str, Any]]:
@@ -69,7 +41,7 @@ def measured(run: str, solved: Solved) -> list[dict[str, Any]]:
     distance = (network.values(said.atoms) - solved.worth.amax(1)).abs().mean()
     facts |= {"network_wrong": int(solved.wrong(logits.argmax(-1)).sum()), "value_distance": float(distance)}
     found = plays(policy, MORE_SIMULATIONS)
-    return [{**facts, "run": run, "simulations": count, "errors": solved.errors(play)} for count, play in found]
+    return [{**facts, "run": run, "simulations": count, "errors": errors(solved, play)} for count, play in found]
 
 
 def markdown(record: dict[str, Any]) -> str:
@@ -94,12 +66,11 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="where same_positions.json and .md are written")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    teachers, positions = arguments.runs[:TEACHERS], list[Position]()
+    teachers, positions = arguments.runs[:TEACHERS], []
     with torch.inference_mode():
         for number, run in enumerate(teachers):
             _, play = next(plays(policy_of(run)[0], ()))
-            moves = played(play, arguments.positions // len(teachers), SEED + number)
-            positions += [position for position, _ in moves]
+            positions += played(play, arguments.positions // len(teachers), SEED + number)
         solved = Solved(positions)
         rows = [row for run in arguments.runs for row in measured(run, solved)]
     command = "python -m benchmarks.learning.same_positions RUN ..."

@@ -3,8 +3,8 @@
 A policy plays against itself, from 0 to 6 random moves on, as in training. One position is drawn of each of 1,000
 games, among those with at least 10 stones, so that positions are independent; with fewer stones, solving takes too
 long. A move is the best if it keeps the outcome: a won position stays won, a drawn one is not lost. Positions in which
-moves differ are counted apart too, for in others nothing can go wrong. Policies are the last ones, and draw nothing;
-they search with as many simulations as in training, and with more.
+moves differ are counted apart too, for in others nothing can go wrong. Policies are the last ones, and draw nothing.
+They play with as many simulations as in training; in the same positions they are asked with more, too.
 Seeds are trained, in less than two hours of one core each, by
 `palaestra train alphazero palaestra.envs:ConnectFour --trainer.total-env-steps 7000000 --run.seed SEED`.
 Results: `results/solved.*`. The solver is `connect_four.c`, for which a C compiler is needed.
@@ -21,23 +21,24 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from benchmarks.learning.games import Play, bits, plays
+from benchmarks.learning.games import ROWS, Play, bits, plays
 from benchmarks.record import origin, provenance, table, write_json
-from palaestra.core import POLICY, tree_select
+from palaestra.core import POLICY, Batch, tree_select
 from palaestra.envs import ConnectFour
 from palaestra.experiments import find_run, policies_of_run
 
 RESULTS = Path(__file__).parent / "results"
 SOURCE = Path(__file__).with_name("connect_four.c")
 POSITIONS, RANDOM_MOVES, LEAST_STONES, SEEDS, STEPS, BAR = 1000, 6, 10, 3, 7_000_000, 0.99
-MORE_SIMULATIONS = (128,)
+MORE_SIMULATIONS = (128, 1024)
 Position = tuple[int, int]
 """Stones of who moves, and all stones, as bits."""
 
@@ -88,37 +89,57 @@ def values(position: Position) -> list[int]:
     return list(found)
 
 
-def played(play: Play, positions: int, seed: int) -> list[tuple[Position, int]]:
-    """One position of each game that a policy plays against itself and that lasts long enough, and its move there."""
+def board(position: Position) -> Tensor:
+    """The observation [2, rows, columns] of who moves."""
+    own, both = position
+    stones = torch.zeros(2, ConnectFour.rows, ConnectFour.columns)
+    for column in range(ConnectFour.columns):
+        for row in range(ROWS):
+            cell = 1 << (column * (ROWS + 1) + row)
+            stones[0, row, column], stones[1, row, column] = bool(own & cell), bool(both & ~own & cell)
+    return stones
+
+
+class Solved:
+    """Positions with what each of their moves is worth."""
+
+    def __init__(self, positions: Sequence[Position]) -> None:
+        self.worth = torch.tensor([values(position) for position in positions])
+        """[N, columns]: 1 wins, 0 is a draw, -1 loses, -2 is full."""
+        boards = torch.stack([board(position) for position in positions])
+        self.stones = boards.sum((1, 2, 3))
+        self.observation = Batch.of({"observation": boards, "action_mask": self.worth > -2})
+
+    def wrong(self, moves: Tensor) -> Tensor:
+        """[N] whether moves lose what could have been kept."""
+        return self.worth.gather(1, moves.unsqueeze(1)).squeeze(1) < self.worth.amax(1)
+
+
+def played(play: Play, positions: int, seed: int) -> list[Position]:
+    """One position of each game that a policy plays against itself and that lasts long enough."""
     games = 2 * positions
     env = ConnectFour(games, lane_seeds=list(range(seed * games, (seed + 1) * games)), random_moves=RANDOM_MOVES)
-    seen: list[list[tuple[torch.Tensor, int]]] = [[] for _ in range(games)]
+    seen: list[list[torch.Tensor]] = [[] for _ in range(games)]
     step, over = env.reset(), torch.zeros(games, dtype=torch.bool)
     while not over.all():
         running = (~over).nonzero().squeeze(-1)
         action = torch.zeros(games, dtype=torch.int64)
         action[running] = play(tree_select(step.observation, running))
         for lane in running.tolist():
-            board = step.observation["observation"][lane]
-            if board.sum() >= LEAST_STONES:
-                seen[lane].append((board.clone(), int(action[lane])))
+            if (stones := step.observation["observation"][lane]).sum() >= LEAST_STONES:
+                seen[lane].append(stones.clone())
         step = env.step(action)
         over = over | step.last
     generator = np.random.default_rng(seed)
-    drawn = [moves[generator.integers(len(moves))] for moves in seen if moves]
-    return [((bits(board[0]), bits(board.sum(0))), move) for board, move in drawn[:positions]]
+    drawn = [boards[generator.integers(len(boards))] for boards in seen if boards]
+    return [(bits(stones[0]), bits(stones.sum(0))) for stones in drawn[:positions]]
 
 
-def judged(moves: list[tuple[Position, int]]) -> tuple[Share, Share]:
+def judged(solved: Solved, play: Play) -> tuple[Share, Share]:
     """How many moves are the best: of all, and of those in positions whose moves differ."""
-    best, differing = 0, list[bool]()
-    for position, move in moves:
-        found = values(position)
-        right = found[move] == max(found)
-        best += right
-        if len({value for value in found if value > -2}) > 1:
-            differing.append(right)
-    return Share(best, len(moves)), Share(sum(differing), len(differing))
+    right = ~solved.wrong(play(solved.observation))
+    differ = (solved.worth.amax(1, keepdim=True) > solved.worth).logical_and(solved.worth > -2).any(1)
+    return Share(int(right.sum()), len(right)), Share(int(right[differ].sum()), int(differ.sum()))
 
 
 def policy_of(run: str) -> tuple[Any, dict[str, Any]]:
@@ -130,22 +151,20 @@ def policy_of(run: str) -> tuple[Any, dict[str, Any]]:
     policy = policies_of_run(directory, "last")[1][POLICY].eval()
     trained = json.loads((directory.path / "metrics.jsonl").read_text().splitlines()[-1])
     facts = {"algorithm": config.algorithm_name, "seed": config.run.seed, "env_steps": trained["env_steps"]}
+    facts |= {"units": config.algorithm.network.hidden_sizes[-1], "gradient_steps": trained["gradient_steps"]}
     return policy, {**facts, "seconds": trained["time/train_s"]}
 
 
 def measured(run: str, positions: int) -> Iterator[dict[str, Any]]:
     """A run's rows."""
     policy, facts = policy_of(run)
-    seed = facts["seed"]
+    _, play = next(plays(policy, ()))
+    began = time.process_time()
+    solved = Solved(played(play, positions, facts["seed"]))
+    print(f"{run}: {positions:,} positions after {time.process_time() - began:.0f} s", flush=True)
     for simulations, play in plays(policy, MORE_SIMULATIONS):
-        began = time.process_time()
-        with torch.inference_mode():
-            moves = played(play, positions, seed)
-        solves = time.process_time()
-        everywhere, differing = judged(moves)
-        print(f"{run}: played in {solves - began:.0f} s, solved in {time.process_time() - solves:.0f} s", flush=True)
-        shares = {"all": list(everywhere), "differing": list(differing)}
-        yield {**facts, "simulations": simulations, **shares}
+        everywhere, differing = judged(solved, play)
+        yield {**facts, "simulations": simulations, "all": list(everywhere), "differing": list(differing)}
 
 
 def markdown(record: dict[str, Any]) -> str:
@@ -177,7 +196,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="where solved.json and solved.md are written")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [row for run in arguments.runs for row in measured(run, arguments.positions)]
+    with torch.inference_mode():
+        rows = [row for run in arguments.runs for row in measured(run, arguments.positions)]
     file = arguments.results / "solved.json"
     former = json.loads(file.read_text())["rows"] if file.exists() else []
     names = operator.itemgetter("algorithm", "seed", "env_steps", "simulations")

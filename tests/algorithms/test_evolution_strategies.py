@@ -10,7 +10,7 @@ from torch.testing import assert_close
 import palaestra
 from palaestra.algorithms.evolution_strategies import _tried
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import Batch, ConfigError, DiscreteSpec, OnPolicy, TensorSpec, TimeStep
+from palaestra.core import Batch, ConfigError, DiscreteSpec, NonFiniteError, OnPolicy, TensorSpec, TimeStep
 from palaestra.ops import centered_ranks, episode_returns
 from palaestra.testing.buffers import FIRST, LAST, MID
 from tests.algorithms.parts import KINDS, collected, collector_for, environment, make
@@ -46,6 +46,16 @@ def test_the_step_is_the_sum_of_perturbations_weighted_by_ranks(kind):
         expected += utility * algorithm.policy.noise(unroll.policy_info.seed[0, lane : lane + 1])[0]
     expected /= len(score) * 0.2
     assert_close(ascent(algorithm, unroll), expected)
+
+
+def test_a_step_that_is_not_finite_raises_and_the_unroll_is_kept():
+    """F23: it counted as an update that was made."""
+    algorithm, collector = collected("evolution_strategies", "discrete", noise_std=1e-44)
+    before = [parameter.clone() for parameter in algorithm.policy.network.parameters()]
+    with pytest.raises(NonFiniteError, match="the gradient of 'policy' is not finite after 0") as caught:
+        algorithm.update(collector.buffer)
+    assert "reward" in caught.value.batch
+    assert all(map(torch.equal, algorithm.policy.network.parameters(), before))
 
 
 def test_all_rows_of_a_lane_name_the_perturbation_that_acted():

@@ -2,6 +2,7 @@
 
 import math
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -282,6 +283,26 @@ def test_a_simulator_has_to_be_there_and_to_see_what_the_environment_shows():
         AlphaZero(env.observation_spec, env.action_spec, AlphaZeroConfig(simulator="palaestra.envs:TimeLimit"))
     with pytest.raises(ConfigError, match="at least 2 atoms"):
         alphazero(num_atoms=1)
+
+
+def no_size():
+    return TicTacToe(1)
+
+
+def one_pole(size=1):
+    return gymnasium.make("CartPole-v1")
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [(no_size, "cannot be made with 1 game: too many positional"), (one_pole, "made a TimeLimit, without state_of")],
+)
+def test_a_function_that_makes_no_simulator_is_refused(function, words):
+    """It was a TypeError."""
+    env = TicTacToe(1)
+    config = AlphaZeroConfig(simulator=f"{__name__}:{function.__name__}", network=SMALL)
+    with pytest.raises(ConfigError, match=f"the simulator '{config.simulator}' {words}.*; planning .* muzero"):
+        AlphaZero(env.observation_spec, env.action_spec, config, RunSeeds(1))
 
 
 GAME = {

@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 from palaestra.algorithms import FixedPolicy
 from palaestra.algorithms.parts import advantages
-from palaestra.core import Batch, load_tensors, save_tensors
+from palaestra.core import Batch, NonFiniteError, load_tensors, save_tensors
 from palaestra.ops import Categorical
 from tests.algorithms.parts import collected
 
@@ -48,6 +48,24 @@ def test_the_auxiliary_head_moves_in_the_auxiliary_phase_only():
     assert torch.equal(weights(algorithm, "auxiliary"), start)
     updated(algorithm, collector, 1)
     assert not torch.equal(weights(algorithm, "auxiliary"), start)
+
+
+@pytest.mark.parametrize("phase", ["_policy_phase", "_auxiliary_phase"])
+def test_a_gradient_that_is_not_finite_raises_and_its_minibatch_is_kept(phase, monkeypatch):
+    """F23: in both phases, before anything is applied."""
+    algorithm, collector = collected("ppg", "discrete", num_policy_phases=1)
+    start, stated, given = weights(algorithm, "auxiliary"), getattr(algorithm, phase), []
+
+    def not_finite(batch, *others):
+        given.append(batch)
+        losses, metrics = stated(batch, *others)
+        return [(loss * torch.nan, components) for loss, components in losses], metrics
+
+    monkeypatch.setattr(algorithm, phase, not_finite)
+    with pytest.raises(NonFiniteError, match="the gradient of 'policy' is not finite") as caught:
+        algorithm.update(collector.buffer)
+    assert caught.value.batch is given[0] and "observation" in given[0]
+    assert torch.equal(weights(algorithm, "auxiliary"), start)
 
 
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])

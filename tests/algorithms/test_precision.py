@@ -1,14 +1,17 @@
 """Products in bfloat16: the same learning, to 3 digits."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import pytest
 import torch
 
-from palaestra import NetworkConfig
+from palaestra import NetworkConfig, RunSeeds
 from palaestra.algorithms import ALGORITHMS, GradientAlgorithm
-from palaestra.core import ConfigError
+from palaestra.core import POLICY, ConfigError
+from palaestra.distributed import CollectorFactory
+from palaestra.envs import ConnectFour, EnvConfig
 from palaestra.experiments import RunConfig, make_algorithm, preset
 from palaestra.nn import bfloat16_products, set_products
 from tests.algorithms.parts import CASES, SETTINGS, collector_for, environment, make
@@ -109,3 +112,34 @@ def test_a_precision_that_does_not_exist_is_an_error():
     given: Any = "half"
     with pytest.raises(ConfigError, match=r"run.precision is 'half'; it must be float32, tf32 or bf16"):
         RunConfig(precision=given)
+
+
+@pytest.mark.parametrize("name", ["alphazero", "muzero"])
+def test_searches_round_as_gradient_steps_do_and_weights_keep_their_digits(name, instructions):
+    env = ConnectFour(8, lane_seeds=list(range(8)))
+    settings = {"simulator": "palaestra.envs:ConnectFour"} if name == "alphazero" else {"alternating": True}
+    kind = ALGORITHMS[name]
+    config = kind.config_class(num_simulations=4, network=NetworkConfig(hidden_sizes=(32, 32)), **settings)
+    algorithm: Any = kind(env.observation_spec, env.action_spec, config, RunSeeds(0))
+    step = env.reset()
+    values = {}
+    for precision in ("float32", "bf16", "float32"):
+        algorithm.set_precision(precision)
+        found = algorithm.policy.act(step, deterministic=True).action
+        assert found["value"].dtype == torch.float32
+        assert found["policy"].sum(-1).tolist() == pytest.approx([1.0] * 8, abs=1e-5)
+        values.setdefault(precision, []).append(found["policy"])
+    assert torch.equal(*values["float32"])
+    assert not torch.equal(values["bf16"][0], values["float32"][0])
+    assert torch.allclose(values["bf16"][0], values["float32"][0], atol=0.1)
+
+
+def test_workers_search_as_exactly_as_the_run_says_and_other_policies_act_in_single_precision(instructions):
+    given = {"env": EnvConfig(name="palaestra.envs:ConnectFour", num_envs=2), "num_workers": 1, "precision": "bf16"}
+    config = preset("alphazero", "palaestra.envs:ConnectFour")
+    found = CollectorFactory(algorithm=functools.partial(make_algorithm, config), **given)(0)
+    assert found.policies[POLICY].bfloat16
+    given["env"], config = EnvConfig(name="CartPole-v1", num_envs=2), preset("dqn", "CartPole-v1")
+    algorithms: list[Any] = []
+    CollectorFactory(algorithm=lambda: algorithms.append(make_algorithm(config)) or algorithms[0], **given)(0)
+    assert not algorithms[0].bfloat16

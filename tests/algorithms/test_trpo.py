@@ -155,14 +155,16 @@ def test_only_the_value_network_is_trained_by_adam():
 
 
 def test_a_gradient_that_is_not_finite_raises():
-    """F23: before anything is applied."""
-    algorithm = softmax_policy()
-    with pytest.raises(NonFiniteError, match="the gradient of 'policy' is not finite after 0 gradient steps"):
-        improved(algorithm, batch([0, 1], [torch.nan, 1.0]))
+    """F23: before anything is applied; the error holds what the step was computed from."""
+    algorithm, bad = softmax_policy(), batch([0, 1], [torch.nan, 1.0])
+    with pytest.raises(NonFiniteError, match="the gradient of 'policy' is not finite after 0 gradient steps") as caught:
+        improved(algorithm, bad)
+    assert caught.value.batch is bad
     assert not any(parameter.any() for parameter in algorithm.policy.parameters())
-    data = batch([0, 1], [0.0, 1.0])
-    with pytest.raises(NonFiniteError, match="the gradient of 'value'"):
-        algorithm._fit_value(data.replace(value_target=torch.full((2, 1), torch.inf)))
+    bad = batch([0, 1], [0.0, 1.0]).replace(value_target=torch.full((2, 1), torch.inf))
+    with pytest.raises(NonFiniteError, match="the gradient of 'value'") as caught:
+        algorithm._fit_value(bad)
+    assert caught.value.batch is bad
 
 
 def test_rows_that_do_not_count_move_nothing():

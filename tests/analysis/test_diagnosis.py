@@ -37,8 +37,8 @@ HEALTHY = {
 }
 
 
-def made(tmp_path: Path, *, returns=(14.0, 60.0), settings=None, **metrics) -> RunDirectory:
-    config = preset("ppo", "CartPole-v1")
+def made(tmp_path: Path, *, name="ppo", returns=(14.0, 60.0), settings=None, **metrics) -> RunDirectory:
+    config = preset(name, "CartPole-v1")
     place = dataclasses.replace(config.run, directory=str(tmp_path), name="it")
     algorithm = dataclasses.replace(config.algorithm, **(settings or {}))
     run = RunDirectory.create(dataclasses.replace(config, run=place, algorithm=algorithm))
@@ -226,6 +226,43 @@ def test_a_run_without_metrics_is_refused(tmp_path):
         palaestra.diagnose(run.path)
 
 
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_run_that_failed_before_its_first_row_says_why(tmp_path, keeps):
+    """F23: it was refused, although it had kept the minibatch of its first update."""
+    run = made(tmp_path)
+    (run.path / "metrics.jsonl").unlink()
+    if keeps:
+        algorithm: Any = SimpleNamespace(num_gradient_steps=0, policy_version=0, state_tensors=dict)
+        error = NonFiniteError("a gradient is not finite")
+        error.batch = {"reward": torch.tensor([math.inf])}
+        with pytest.raises(NonFiniteError):
+            PolicyRecord(algorithm, 0, run.path / "faults").skip(error, 40)
+    run.write_info({"status": "failed", "error": "NonFiniteError: a gradient is not finite\nin a batch"})
+    *kept, ended = palaestra.diagnose(run.path).findings
+    assert (ended.name, ended.evidence) == ("run_failed", "the run ended with NonFiniteError: a gradient is not finite")
+    assert [finding.name for finding in kept] == ["not_finite_update"] * keeps
+    assert all("reward has 1 of 1 numbers that are not finite" in finding.evidence for finding in kept)
+
+
+@pytest.mark.parametrize(
+    ("row", "found", "tried"),
+    [
+        ({"learning/kl": 0.0, "policy_version": 1}, "policy_stands_still", ["a larger --algorithm.target-kl"]),
+        ({"learning/entropy": 1e-4}, "entropy_collapse", ["a smaller --algorithm.target-kl"]),
+        (
+            {"updates_skipped": 1.0},
+            "not_finite",
+            ["a smaller --algorithm.value-learning-rate", "a larger --algorithm.damping", "a smaller reward scale"],
+        ),
+    ],
+)
+def test_trpo_is_advised_by_the_settings_that_it_has(tmp_path, row, found, tried):
+    """It was told nothing: it has no `learning_rate`, no `max_grad_norm` and no `entropy_cost`."""
+    (finding,) = palaestra.diagnose(made(tmp_path, name="trpo", **row).path, episodes=0).findings
+    assert (finding.name, list(finding.advice)) == (found, tried)
+    assert "None" not in finding.evidence
+
+
 @pytest.mark.parametrize("weight", [0.5, float("nan")])
 def test_the_newest_update_that_was_not_finite_is_looked_into(tmp_path, weight):
     """F23: what was kept for it was read by nobody."""
@@ -255,6 +292,14 @@ def test_returns_are_read_beside_a_long_info(tmp_path):
         file.write("env_steps,return,length,env_id,info\n" + f'1,2.5,14,0,"{info}"\n' * 30 + "2,")
     (finding,) = palaestra.diagnose(run.path, episodes=0).findings
     assert finding.evidence == "all 30 training episodes had the return 2.5"
+
+
+@pytest.mark.parametrize(("others", "found"), [(-3.0, []), (5.0, ["reward_scale"])])
+def test_the_scale_of_the_rewards_of_many_agents_is_looked_at(tmp_path, others, found):
+    """By what an agent of a policy earns, but for opponents, whose returns cancel out."""
+    row = {"return_mean": 3.0 + others, "info/a/return": 3.0, "info/b/return": others, "discounted_return_mean": None}
+    run = made(tmp_path, **row, **{"info/shared/discounted_return": 1e-6})
+    assert [finding.name for finding in palaestra.diagnose(run.path, episodes=0).findings] == found
 
 
 def test_the_report_knows_the_actions_of_the_policy_that_is_kept(tmp_path):

@@ -9,8 +9,8 @@ import torch
 
 from benchmarks.learning import games
 from benchmarks.learning.games import has_line
-from benchmarks.learning.same_positions import Solved, board
-from benchmarks.learning.solved import LEAST_STONES, Share, judged, markdown, played, values
+from benchmarks.learning.same_positions import errors
+from benchmarks.learning.solved import LEAST_STONES, Share, Solved, board, judged, markdown, played, values
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 
@@ -74,14 +74,13 @@ def test_a_game_gives_one_position_and_a_player_who_knows_all_makes_no_mistake()
         first = observation["action_mask"].long().argmax(-1).tolist()
         return torch.tensor([first[i] if value is None else int(np.argmax(value)) for i, value in enumerate(found)])
 
-    moves = played(knowing, 12, seed=1)
-    assert len(moves) == 12
-    late = [(board, move) for board, move in moves if bin(board[1]).count("1") >= 20]
-    everywhere, differing = judged(late)
-    assert everywhere.hits == everywhere.of == len(late) and differing.hits == differing.of
-    worst = [(board, int(np.argmin([value if value > -2 else 9 for value in values(board)]))) for board, _ in late]
-    assert judged(worst)[1].hits == 0 < judged(worst)[1].of
-    assert all(bin(board[1]).count("1") >= LEAST_STONES for board, _ in moves)
+    positions = played(knowing, 12, seed=1)
+    assert len(positions) == 12 and all(bin(taken).count("1") >= LEAST_STONES for _, taken in positions)
+    late = Solved([position for position in positions if bin(position[1]).count("1") >= 20])
+    everywhere, differing = judged(late, knowing)
+    assert everywhere.hits == everywhere.of == len(late.worth) and differing.hits == differing.of
+    worst = torch.where(late.worth > -2, late.worth, 9).argmin(1)
+    assert judged(late, lambda observation: worst)[1].hits == 0 < differing.of
 
 
 def test_a_share_has_wilsons_interval_and_seeds_that_are_missing_are_named():
@@ -103,5 +102,5 @@ def test_policies_are_compared_in_the_same_positions():
     assert not solved.wrong(best).any()
     differ = solved.worth.gather(1, worst.unsqueeze(1)).squeeze(1) < solved.worth.amax(1)
     assert differ.any() and torch.equal(solved.wrong(worst), differ)
-    counts = solved.errors(lambda observation: worst)
+    counts = errors(solved, lambda observation: worst)
     assert [of for _, of in counts] == [1, 0, 0, 6] and sum(wrong for wrong, _ in counts) == int(differ.sum())

@@ -12,6 +12,7 @@ from palaestra.cli.commands import COMMANDS, Command
 from palaestra.cli.help import options_of
 from palaestra.cli.options import defaults_of, parse
 from palaestra.cli.train import TrainCommand
+from palaestra.core import ConfigError
 from tests.cli.parts import exit_code, output
 from tools import commands_page
 
@@ -32,6 +33,8 @@ def test_a_short_name_of_a_command_comes_before_that_of_its_groups():
     options = parse(base, ["--time-limit", "2h"])
     assert (options.time_limit_s, options.trainer.time_limit_s) == (7200, None)
     assert parse(options, ["--time-limit", "Null"]).time_limit_s is None
+    with pytest.raises(ConfigError, match="--space: an empty text was given"):
+        parse(options, ["--space", ""])
     (found,) = [option.setting.path for option in options_of(base) if "--time-limit" in option.names]
     assert found == "time_limit_s"
 

@@ -199,6 +199,12 @@ def test_a_dry_run_of_several_seeds_speaks_of_each(capsys):
         assert f"seeds all of this for each of {count}" in output(capsys)
 
 
+@pytest.mark.parametrize("which", ["", ","])
+def test_seeds_of_an_unset_variable_are_no_single_run(which, capsys):
+    assert exit_code("train", "ppo", *CHAIN, "--seeds", which, "--dry-run") == 2
+    assert "--seeds: an empty text was given, as a shell makes of an unset variable" in output(capsys)
+
+
 def test_a_dry_run_of_seeds_that_would_train_together_is_that_of_one_alone(capsys):
     """It was told to give several seeds, and had."""
     words = ("train", "ppo", "palaestra.envs.tiny:TensorCartPole", "--run.together", "true", "--dry-run")

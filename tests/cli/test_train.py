@@ -183,6 +183,7 @@ def test_a_run_without_budget_does_not_take_new_settings(capsys):
     before = (run / "config.yaml").read_text()
     assert exit_code("resume", "run", "--override", "algorithm.gamma=0.5") == 2
     assert exit_code("resume", "run", "--until", "") == 2
+    assert exit_code("resume", "run", "--until", "96", "--override", "") == 2
     assert exit_code("resume", "run", "--fork", "--name", "") == 2
     assert exit_code("resume", "run", "--until", "96", "--override", "trainer.total_env_steps=128") == 2
     assert "nothing would be done with algorithm.gamma; give --until as well" in " ".join(output(capsys).split())

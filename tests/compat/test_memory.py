@@ -18,6 +18,7 @@ from palaestra.buffers import (
     UniformSampler,
     WholeSampler,
 )
+from palaestra.buffers.streams import WritePositions
 from palaestra.core import ConfigError, DiscreteSpec, ExperienceSet, Replay, ShapeError, TensorSpec, TimeStep
 from palaestra.rollout import OfflineData
 from palaestra.training import Trainer, TrainerConfig
@@ -246,6 +247,14 @@ def test_what_does_not_fit_is_refused():
     buffer = ReplayBuffer(4, 1, **SPECS)
     with pytest.raises(ShapeError, match="transitions that stand alone go into an ExperienceMemory"):
         buffer.extend(experiences(0, 2))
+
+
+def test_a_memory_that_does_not_fit_is_refused_before_it_is_allocated():
+    """F21: it was a MemoryError, for each transition is a lane, and lanes were made before room was asked for."""
+    with pytest.raises(ConfigError, match=r"the buffer needs .*main memory has .*options: a smaller capacity"):
+        ExperienceMemory(10**13, **SPECS)
+    with pytest.raises(ConfigError, match=r"positions of lanes alone 5.6e\+05 GB"):
+        WritePositions(10**13, rows=1)
 
 
 def test_a_reward_that_is_not_finite_is_refused():

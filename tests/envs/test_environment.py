@@ -1,6 +1,7 @@
 """Tests of `palaestra.envs.contract.environment`: one bare environment and its wrappers."""
 
 import dataclasses
+import signal
 
 import gymnasium
 import numpy as np
@@ -20,6 +21,7 @@ from palaestra.envs import (
 )
 from palaestra.envs.create import decided
 from tests.envs.worlds import Counter, Doubled, Global, Nested, Reusing, counter
+from tests.faults import broken
 
 
 class Remembering(Counter):
@@ -48,6 +50,25 @@ def test_every_episode_gets_its_seed_from_lane_and_number():
         env.step(0)
     lane = RunSeeds(3).integer("environments", 0)
     assert gym_env.seeds == [episode_seed(lane, number) for number in range(3)]
+
+
+@pytest.mark.parametrize("mode", ["generator_exit", "keyboard_interrupt", "base_exception"])
+def test_whatever_one_environment_raises_is_named_but_not_ctrl_c(mode, no_ctrl_c):
+    """D12: as in a batch."""
+    env = GymEnvironment(broken.Broken(mode))
+    env.seed(1)
+    for _ in range(broken.STEP):
+        env.step(0)
+    with pytest.raises(EnvError, match=rf"environment 0 {broken.RAISES[mode][1]} in episode 0 .*, at step 3"):
+        env.step(0)
+    assert env.step(0).first
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupted = GymEnvironment(broken.Broken("keyboard_interrupt"))
+    for _ in range(broken.STEP):
+        interrupted.step(0)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.step(0)
+    assert interrupted.step(0).first  # nobody knows whether it was executed
 
 
 @pytest.mark.parametrize("settings", [{}, {"vectorization": "process", "num_workers": 2}])

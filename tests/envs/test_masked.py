@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from palaestra.core import EnvError, SpecError
 from palaestra.envs import EnvConfig, GymEnvironment, LaneEnvironment, SerialDriver, check, create_environment, load
+from palaestra.testing import EnvironmentContract
 from tests.envs.test_check import broken
 from tests.envs.worlds import Counter, Nested
 
@@ -14,8 +16,6 @@ class Masked(Nested):
     """Allows action 1 and 2 only."""
 
     def __init__(self):
-        from gymnasium import spaces
-
         super().__init__()
         parts = {"body": spaces.Box(-1, 1, (2,), np.float32), "action_mask": spaces.MultiBinary(3)}
         self.observation_space, self.action_space = spaces.Dict(parts), spaces.Discrete(3)
@@ -66,6 +66,72 @@ def test_a_mask_that_only_steps_report_is_refused_as_one_of_a_reset_is(layered):
     assert "info has an action_mask" in found.got
     ignoring = load(name, wrappers=("ActionMask(ignored=True)",))
     assert [int(ignoring.step(0).step_type) for _ in range(3)] == [0, 1, 1]
+
+
+class Strict(Counter):
+    """Takes one action, that of its number of steps modulo 3, which its info says, and raises for others."""
+
+    key = "action_mask"
+
+    def __init__(self):
+        super().__init__({9: "terminated"})
+        self.action_space = spaces.Discrete(3)
+
+    def _info(self):
+        return {self.key: np.arange(3) == self.steps % 3, "steps": self.steps}
+
+    def reset(self, **options):
+        return super().reset(**options)[0], self._info()
+
+    def step(self, action):
+        if action != self.steps % 3:
+            raise ValueError(f"{action} is forbidden")
+        return *super().step(action)[:-1], self._info()
+
+
+class Renamed(Strict):
+    """The same, whose mask has another name."""
+
+    key = "legal"
+
+
+class Paired(Strict):
+    """Two choices, with a mask for each."""
+
+    def __init__(self):
+        super().__init__()
+        self.action_space = spaces.MultiDiscrete([3, 2])
+
+    def _info(self):
+        return {"action_mask": ([number == self.steps % 3 for number in range(3)], [False, True]), "steps": self.steps}
+
+    def step(self, action):
+        if action[1] != 1:
+            raise ValueError("the second is forbidden")
+        return super().step(action[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"), [("Strict", "ActionMask"), ("Renamed", "ActionMask(key='legal')"), ("Paired", "ActionMask")]
+)
+def test_who_looks_at_an_environment_takes_actions_that_its_info_allows(name, layer):
+    """A first look and `check` drew forbidden ones, at which the environment raises."""
+    config = EnvConfig(name=f"{__name__}:{name}", wrappers=(layer,), info=("steps",))
+    report = check(config, steps=40)
+    assert report.ok, str(report)
+    with create_environment(config, seed=1) as env:
+        assert env.info == ("steps",)
+        assert "steps" in env.find_info()
+    assert "steps" in load(config.name, wrappers=config.wrappers).env_info_spec
+
+
+class TestMasked(EnvironmentContract):
+    """The suite for environments draws so, too."""
+
+    steps = 20
+
+    def make(self, env_id=0):
+        return load(f"{__name__}:Strict", env_id=env_id, wrappers=("ActionMask",))
 
 
 def test_a_mask_that_is_read_may_stand_beside_untransformed_observations():

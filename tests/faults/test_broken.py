@@ -60,14 +60,6 @@ def require_named(kind: str, errors: list[PalaestraError], words: str, step: int
     assert error.exit_code in (3, 4)
 
 
-@pytest.fixture
-def no_ctrl_c():
-    """A handler of Ctrl-C, as a run has it: a `KeyboardInterrupt` of its own is then the environment's."""
-    before = signal.signal(signal.SIGINT, lambda number, frame: None)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.parametrize("kind", ["serial", "thread"])
 @pytest.mark.parametrize("mode", broken.RAISES)
 def test_what_a_step_raises_is_named(kind, mode, no_ctrl_c):
@@ -198,12 +190,17 @@ def palaestra(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.fault
-def test_a_hang_that_cannot_be_interrupted_ends_the_run_with_a_record(tmp_path):
-    """D2: exit code 3, the environment, its stack and the advice, in the message and in the run."""
-    done = palaestra(*broken.command("swallow", "--run.directory", str(tmp_path), "--run.name", "run"))
+@pytest.mark.parametrize(
+    ("world", "advice"),
+    [("tests.faults.broken", "--env.vectorization process"), ("tests.multiagent.test_faults", "--runtime process")],
+)
+def test_a_hang_that_cannot_be_interrupted_ends_the_run_with_a_record(world, advice, tmp_path):
+    """D2: exit code 3, the environment, its stack and the advice, in message and run; of many agents, too."""
+    command = broken.command("swallow", "--run.directory", str(tmp_path), "--run.name", "run")
+    done = palaestra(*(one.replace("tests.faults.broken", world) for one in command))
     assert done.returncode == 3
     assert "environment 0 did not answer in time in episode 0" in done.stderr
-    assert "--env.vectorization process" in done.stderr
+    assert f"`{advice}`" in done.stderr
     record = json.loads((tmp_path / "run" / "faults" / "0001.json").read_text())
     assert (record["kind"], record["details"]["step"]) == ("EnvError", broken.STEP)
     assert "_swallow" in record["message"]

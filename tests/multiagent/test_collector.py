@@ -179,6 +179,24 @@ def test_episodes_say_what_every_agent_and_policy_earned():
     assert (episode.length, episode.info["buyer/length"], episode.info["painter/length"]) == (11, 11, 4)
 
 
+@pytest.mark.parametrize(
+    ("make", "mapping"), [(lambda: RandomWorld(revive=True), TWO_KINDS), (lambda: Shop(5, 14), {"*": "both"})]
+)
+def test_discounted_returns_are_those_of_the_rows_that_are_learned_from(make, mapping):
+    """F24: from the first step of each life of an agent, by its own actions; late rewards belong to their actions."""
+    collector, _ = collector_of(make, num_envs=1, mapping=mapping, algorithm="dqn", seed=3)
+    while not (episodes := collector.drain()):
+        collector.unroll(1)
+        collector.load_state(collector.state())
+    for name, buffer in collector.buffers.items():
+        worths = []
+        for _, rows in lanes_of(buffer):
+            begins = np.flatnonzero(rows.step_type.numpy() == StepType.FIRST)
+            lives = np.split(rows.reward.numpy().astype(float), begins[1:])
+            worths.append(np.mean([sum(0.99**k * reward for k, reward in enumerate(life[1:])) for life in lives]))
+        assert episodes[0].info[f"{name}/discounted_return"] == pytest.approx(np.mean(worths))
+
+
 @pytest.mark.parametrize("mapping", [{"*": "all"}, {"agent_0": "first", "*": "others"}])
 def test_replay_learns_after_each_of_several_unrolls_for_one_step(mapping):
     """With an `unroll_length` of 1/4, four times for every row, as a policy of one agent does."""

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import re
 import typing
 
 import numpy as np
@@ -20,6 +21,7 @@ from palaestra.multiagent import (
     evaluate_agents,
 )
 from palaestra.policies import RandomPolicy
+from tests.faults import broken
 from tests.multiagent.parts import RandomWorld, Shop
 
 
@@ -152,7 +154,6 @@ def test_restarts_are_counted_and_end():
         ({"on_fault": "drop"}, "use 'restart'"),
         ({"chaos": "kill:0.1"}, "environments with one agent only"),
         ({"wrappers": ("ClipReward",)}, "a function that returns the environment wrapped"),
-        ({"timeout_s": 3.0}, "distributed.timeout_s"),
         ({"max_episode_steps": 9}, "change the environment itself. Of env, these can be set: name, num_envs"),
         ({"vectorization": "process"}, "environments are stepped in this process"),
     ],
@@ -185,13 +186,68 @@ class Late(Failing, Meeting):
         self.left = fails_at
 
 
-class Leaving(RandomWorld):
-    """Calls `sys.exit` in its third step, as a closed window may."""
+class Broken(RandomWorld):
+    """Breaks in the third step of each episode, in one of the ways in which environments with one agent do."""
+
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.does = {**{name: do for name, (do, _) in broken.RAISES.items()}, **broken.ENDS, **broken.HANGS}[mode]
 
     def advance(self, actions):
         if self._step == 2:
-            raise SystemExit
+            self.does()
         return super().advance(actions)
+
+
+@pytest.mark.parametrize("mode", ["sys_exit", "base_exception", "generator_exit", "keyboard_interrupt", "os_exit_0"])
+def test_what_would_end_the_process_is_a_fault_of_the_environment(mode, no_ctrl_c):
+    """D2, D12: as of an environment with one agent."""
+    said = "called os._exit(0), which would have ended" if mode == "os_exit_0" else broken.RAISES[mode][1]
+    envs = MultiAgentEnvs([functools.partial(Broken, mode)], lane_seeds=[1])
+    with pytest.raises(EnvError, match=rf"(?s)environment 0 in episode 0 .*step 3.*{re.escape(said)}"):
+        _played(envs)
+    assert [fault.step for fault in envs.faults] == [3]
+
+
+@pytest.mark.parametrize("mode", ["sleep", "wait", "busy"])
+def test_a_hang_is_named_with_its_stack(mode):
+    """D2, F4: by the watchdog of environments with one agent."""
+    config = EnvConfig(name=f"{__name__}:Broken", kwargs={"mode": mode}, timeout_s=0.2, reset_timeout_s=5.0)
+    with create_multi_agent_envs(config) as envs, pytest.raises(EnvError) as told:
+        _played(envs)
+    assert told.match(r"environment 0 in episode 0 \(seed \d+\), step 3, .*did not answer in time and was interrupted")
+    assert told.match(re.escape(broken.__file__)) and envs.faults[0].kind == "timeout"
+
+
+def test_after_a_hang_the_run_goes_on():
+    """F4: it is made again, and the next episode begins."""
+    made = iter([Broken("wait"), RandomWorld()])
+    policy = FaultPolicy(on_fault="restart", timeout_s=0.2, reset_timeout_s=5.0)
+    with MultiAgentEnvs([lambda: next(made)], lane_seeds=[3], faults=policy) as envs:
+        _played(envs)
+        assert [(fault.kind, fault.handled) for fault in envs.faults] == [("timeout", "restart")]
+        assert envs.lane_state()["episode"].tolist() == [1]
+
+
+def test_making_and_closing_have_a_deadline():
+    """D2: as has an attribute that is asked for."""
+
+    class Slow(RandomWorld):
+        @property
+        def level(self):
+            return broken.HANGS["wait"]()
+
+        def close(self):
+            broken.HANGS["wait"]()
+
+    quick = FaultPolicy(timeout_s=0.2, reset_timeout_s=0.3)
+    with pytest.raises(EnvError, match="environment 1 could not be made: it did not answer in time"):
+        MultiAgentEnvs([RandomWorld, broken.HANGS["wait"]], faults=quick)
+    envs = MultiAgentEnvs([Slow], faults=quick)
+    with pytest.raises(EnvError, match="did not answer in time"):
+        envs.get_attr("level")
+    with pytest.raises(EnvError, match="environment 0 did not answer in time and was interrupted when it was closed"):
+        envs.close()
 
 
 class Blind(RandomWorld):
@@ -201,11 +257,10 @@ class Blind(RandomWorld):
         return super().global_state() * (np.nan if self._step > 2 else 1)
 
 
-@pytest.mark.parametrize("world", [Leaving, Blind])
-def test_an_environment_that_leaves_or_whose_global_state_is_nan_is_named(world):
-    """F1, F5."""
-    envs = MultiAgentEnvs([world], lane_seeds=[1])
-    with pytest.raises((EnvError, NonFiniteError), match=r"environment 0 in episode 0 .*step 3"):
+def test_an_environment_whose_global_state_is_nan_is_named():
+    """F5."""
+    envs = MultiAgentEnvs([Blind], lane_seeds=[1])
+    with pytest.raises(NonFiniteError, match=r"environment 0 in episode 0 .*step 3"):
         _played(envs)
     assert envs.faults.total == 1
 
@@ -292,11 +347,11 @@ class Held(RandomWorld):
 def test_all_environments_are_closed_whatever_fails():
     """F1: where one cannot be made, where one cannot be closed, and where something else went wrong."""
     Held.closed.clear()
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(EnvError, match="environment 1 could not be made: it raised ZeroDivisionError"):
         MultiAgentEnvs([functools.partial(Held, "a"), lambda: 1 / 0])
     assert Held.closed == ["a"]
     envs = MultiAgentEnvs([functools.partial(Held, "b", broken=True), functools.partial(Held, "c")])
-    with pytest.raises(OSError, match="it is held"):
+    with pytest.raises(EnvError, match=r"(?s)environment 0 raised OSError when it was closed .*it is held"):
         envs.close()
     assert Held.closed == ["a", "b", "c"]
     with pytest.raises(KeyError), envs:

@@ -1,5 +1,7 @@
 """Tests of `gae` and `vtrace`."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -179,6 +181,14 @@ def test_vtrace_bootstraps_from_a_truncated_end_only():
     right, wrong = vtrace(*trajectory, log_ratio), vtrace(*truncation_as_termination(trajectory), log_ratio)
     assert right.target[4].item() == pytest.approx(4 + GAMMA * 60)
     assert wrong.target[4].item() == pytest.approx(4.0)
+
+
+def test_vtrace_without_bounds_is_finite_where_an_error_of_zero_meets_an_overflowing_ratio():
+    reward, kinds = torch.tensor([[0.0], [1.0], [0.0]]), torch.tensor([[0], [1], [1]], dtype=torch.int32)
+    given = torch.zeros(3, 1), reward, torch.ones(3, 1), kinds, torch.full((2, 1), 89.0)
+    found = vtrace(*given, gamma=0.9, clip=VTraceClip(math.inf, 1.0, 1.0))
+    assert found.target.isfinite().all() and found.advantage.isfinite().all()
+    assert found.target[0] > 1e30 and found.target[1] == 0
 
 
 def test_vtrace_does_not_read_the_ratio_of_a_row_that_may_not_be_learned_from():

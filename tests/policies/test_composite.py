@@ -1,5 +1,7 @@
 """Tests of `palaestra.policies.stochastic`, `heads`, `action_mask` and `action_range`."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -23,6 +25,7 @@ from palaestra.core import (
 from palaestra.envs.contract.nest import flatten
 from palaestra.nn import NetworkConfig
 from palaestra.policies import CategoricalPolicy, CompositePolicy, GaussianPolicy, Phase, RandomPolicy
+from palaestra.policies.actions import head_of, require_continuous, require_discrete
 
 VECTOR = TensorSpec((4,))
 SMALL = NetworkConfig(hidden_sizes=(8,))
@@ -119,6 +122,22 @@ def lambda_network(function):
             return function(x)
 
     return Network()
+
+
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [
+        ({"a": DiscreteSpec(num=2), "b": {}}, r"'b' \{\}"),
+        ((DiscreteSpec(num=2), {"x": ()}), r"'1.x' \(\)"),
+        ({"a": DiscreteSpec(num=2), "b": TensorSpec((0,))}, r"'b' TensorSpec\(shape=\(0,\)"),
+        (BoundedSpec((2, 0), minimum=np.zeros(0), maximum=np.zeros(0)), r"BoundedSpec\(shape=\(2, 0\)"),
+    ],
+)
+def test_an_empty_part_of_an_action_is_named(spec, named):
+    """It was called no spec, or the layers of a network were blamed."""
+    for refuse in (head_of, functools.partial(require_discrete, "DQN"), functools.partial(require_continuous, "SAC")):
+        with pytest.raises(ConfigError, match=f"the action {named}.* is empty, so that there is nothing to decide"):
+            refuse(spec)
 
 
 def test_the_head_of_every_part_is_trained_by_that_part_alone():

@@ -15,9 +15,10 @@ from gymnasium import spaces
 
 from palaestra import Trainer, TrainerConfig
 from palaestra.core import EnvError
-from palaestra.robots import Agent, AgentError, ComputationWrapper, RobotConfig
+from palaestra.robots import Agent, AgentError, ComputationWrapper, RobotConfig, evaluate_robot
 from palaestra.robots.agent import AgentGroup
 from palaestra.rollout import RequestError
+from tests.faults import broken
 from tests.robots.parts import QUICK, OneTaskConfig, OneTaskRobot, collector_of, env_maker, robot_of
 
 PATIENCE_S = 0.5  # in which what should wait would go on
@@ -28,11 +29,12 @@ arrived = threading.Event()
 
 
 class World(gymnasium.Env[np.ndarray, np.int64]):
-    """Pays 1; waits in step `wait_at` until it is released, and fails in step `fail_at`."""
+    """Pays 1; waits in step `wait_at` until it is released, and fails in step `fail_at`, or breaks there by `mode`."""
 
-    def __init__(self, wait_at: int = -1, fail_at: int = -1) -> None:
+    def __init__(self, wait_at: int = -1, fail_at: int = -1, mode: str = "") -> None:
         self.observation_space, self.action_space = spaces.Box(0, 1, (1,), np.float32), spaces.Discrete(2)
         self._wait_at, self._fail_at, self._steps = wait_at, fail_at, 0
+        self._does = ({name: do for name, (do, _) in broken.RAISES.items()} | broken.ENDS).get(mode)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
@@ -44,6 +46,8 @@ class World(gymnasium.Env[np.ndarray, np.int64]):
             arrived.set()
             released.wait(60)
         if self._steps == self._fail_at:
+            if self._does:
+                self._does()
             raise ValueError("the arm is stuck")
         return np.zeros(1, np.float32), 1.0, False, self._steps % 7 == 0, {}
 
@@ -175,6 +179,19 @@ def test_an_exception_in_the_environment_names_agent_episode_step_and_cause():
     ):
         collector.unroll(50)
     assert isinstance(told.value.__cause__, EnvError)
+
+
+@pytest.mark.parametrize("mode", ["base_exception", "generator_exit", "keyboard_interrupt", "os_exit_0"])
+def test_what_would_end_the_process_is_a_fault_of_the_environment(mode, no_ctrl_c):
+    """D2, D12: in training and in an evaluation, as of an environment without a robot."""
+    what = "raised EnvironmentExit" if mode == "os_exit_0" else broken.RAISES[mode][1]
+    robot, collector = setup({"fail_at": 3, "mode": mode}, num_agents=1)
+    place = rf"environment 0 {what} in episode 0 \(seed \d+\), at step 3 with action \d"
+    with collector, pytest.raises(AgentError, match=f"agent 0 failed in its episode 1, env step 3: {place}"):
+        collector.unroll(50)
+    policies = {name: task.algorithm.policy for name, task in robot.tasks.items()}
+    with pytest.raises(EnvError, match=place):
+        evaluate_robot(collector.evaluated_by, policies, episodes=1)
 
 
 @pytest.mark.parametrize("what", ["predict", "learn"])

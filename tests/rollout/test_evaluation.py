@@ -11,7 +11,8 @@ import torch
 
 from palaestra import EnvConfig, create_environment, evaluate
 from palaestra.core import ConfigError, SpecError, StepType
-from palaestra.envs import LaneEnvironment, SerialDriver, TimeLimit, Wrap, load
+from palaestra.envs import BatchedWrapper, LaneEnvironment, SerialDriver, TimeLimit, Wrap, load
+from palaestra.envs.wrappers import StatefulWrapper
 from palaestra.policies import Phase, RandomPolicy
 from palaestra.rollout import Episode, EpisodeTracker
 from palaestra.rollout.evaluation import _may_not_end, evaluation_of, first_episodes
@@ -77,6 +78,38 @@ def test_the_record_is_json():
     assert record["seeds"] == [5, 6]
 
 
+class Visits(StatefulWrapper):
+    """Episodes pay their number, the first one 1."""
+
+    count = 0
+
+    def begin_episode(self, seed):
+        self.count += 1
+        return super().begin_episode(seed)
+
+    def advance(self, action):
+        return super().advance(action)._replace(reward=float(self.count))
+
+    def snapshot(self):
+        return self.count
+
+    def restore(self, snapshot):
+        self.count = snapshot
+
+
+class VisitsOfAll(BatchedWrapper):
+    """The same around a batch."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.lane_arrays["count"] = torch.zeros(env.batch_size)
+
+    def change(self, time_step):
+        self.lane_arrays["count"][time_step.env_id] += time_step.first
+        paid = self.lane_arrays["count"][time_step.env_id]
+        return time_step._replace(reward=paid.masked_fill(time_step.first, 0.0))
+
+
 BATCHES = {
     "serial": EnvConfig(name="CartPole-v1", num_envs=2),
     "process": EnvConfig(name="CartPole-v1", num_envs=2, vectorization="process"),
@@ -85,6 +118,11 @@ BATCHES = {
     "tensors": EnvConfig(name="palaestra.envs.worlds.tensor_cartpole:TensorCartPole", num_envs=2),
     "wrapped": EnvConfig(
         name="palaestra.envs.worlds.tensor_cartpole:TensorCartPole", num_envs=2, wrappers=("FrameStack(num_frames=2)",)
+    ),
+    "lives": EnvConfig(name="tests.envs.wrappers.worlds:Luck", num_envs=2, wrappers=("EpisodicLife",)),
+    "counts": EnvConfig(name="CartPole-v1", num_envs=2, wrappers=(f"{__name__}:Visits",), vectorization="process"),
+    "counts of a batch": EnvConfig(
+        name="palaestra.envs.worlds.tensor_cartpole:TensorCartPole", num_envs=2, wrappers=(f"{__name__}:VisitsOfAll",)
     ),
 }
 

@@ -1,5 +1,7 @@
 """Settings that are each right alone, and not together."""
 
+import importlib.util
+
 import pytest
 
 from palaestra import EnvConfig, preset
@@ -61,6 +63,17 @@ def config_of(algorithm, env, **settings):
             },
             "td3_bc would learn their weights from rewards of data, which it did not earn",
         ),
+        (
+            "sac",
+            "tests.experiments.test_hindsight:Parts",
+            {
+                "offline__data": "demo",
+                "offline__fraction": 0.5,
+                "algorithm__rewards__weights": (1.0, 0.0),
+                "algorithm__rewards__thresholds": (None, 0.3),
+            },
+            "sac would learn their weights from rewards of data, which it did not earn",
+        ),
         ("sac", "Pendulum-v1", {"algorithm__target_entropy": 0.7}, "target of the entropy is 0.7 nats"),
         (
             "flash_sac",
@@ -76,11 +89,26 @@ def config_of(algorithm, env, **settings):
             {"algorithm__alternating": True},
             "alternating says that the next row is another player's",
         ),
+        ("ppo", "palaestra.envs.tiny:Chain", {"env__vectorization": "batch"}, "Chain' makes single environments"),
     ],
 )
 def test_what_would_learn_nonsense_is_refused(algorithm, env, settings, message):
     with pytest.raises(ConfigError, match=message):
         make_learner(config_of(algorithm, env, **settings)).require_new()
+
+
+def test_a_batch_can_be_asked_for_where_there_is_one():
+    for env in ("Hopper-v5", "palaestra.envs.tiny:TensorCartPole"):
+        make_learner(config_of("ppo", env, env__vectorization="batch", env__num_envs=2)).require_new()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="the extra `atari`")
+def test_pictures_that_the_layers_of_atari_games_do_not_show_are_refused():
+    """They were gray, whatever was asked for."""
+    settings = {"env__vectorization": "serial", "env__num_envs": 1, "env__kwargs": {"obs_type": "ram"}}
+    with pytest.raises(ConfigError, match=r"obs_type='ram', but 'ALE/Pong-v5' shows gray .*: ale_py:ALE/Pong-v5"):
+        make_learner(config_of("ppo", "ALE/Pong-v5", **settings)).require_new()
+    make_learner(config_of("ppo", "ALE/Pong-v5", **settings | {"env__kwargs": {"obs_type": "grayscale"}})).require_new()
 
 
 def test_rewards_of_training_are_named_to_who_asks_for_a_return(tmp_path, caplog):

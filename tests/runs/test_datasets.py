@@ -48,6 +48,29 @@ def test_the_same_seed_gives_the_same_data(tmp_path):
     assert not torch.equal(one[one.in_time_order(0)].observation, other[other.in_time_order(0)].observation)
 
 
+@pytest.mark.parametrize("env", [PENDULUM, EnvConfig(name="palaestra.multiagent:Meeting")])
+def test_data_whose_folder_was_taken_meanwhile_is_kept_beside_it(env, tmp_path, monkeypatch, caplog):
+    """It was lost when it was there at last."""
+    monkeypatch.setattr("palaestra.runs.datasets.require_new", lambda *_, **__: None)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data_2").write_text("another's")
+    summary = collect_by_chance(env, AgentsConfig(), tmp_path / "data", steps=20)
+    assert f"{tmp_path / 'data'} has come to exist meanwhile; the data is in {tmp_path / 'data_3'}" in caplog.text
+    assert str(summary.path).startswith(f"{tmp_path / 'data_3'}")
+    assert [*(tmp_path / "data").iterdir()] == []
+    assert [*(tmp_path / "data_3").rglob("buffer.json")]
+
+
+def test_a_folder_for_data_that_cannot_be_written_is_gone(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise CheckpointError("no space left")
+
+    monkeypatch.setattr(ReplayBuffer, "save", full)
+    with pytest.raises(CheckpointError):
+        collect_data(None, PENDULUM, tmp_path / "data", steps=20)
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_several_environments_are_lanes(tmp_path):
     summary = collect_data(None, dataclasses.replace(PENDULUM, num_envs=3), tmp_path / "data", steps=60)
     buffer = ReplayBuffer.load(tmp_path / "data")

@@ -1,5 +1,6 @@
 """Tests of `palaestra.training.health`: crafted runs that go wrong, and runs that do not."""
 
+import json
 import logging
 import shutil
 from types import SimpleNamespace
@@ -32,7 +33,8 @@ def warned(rows: list[dict[str, float]], *, lanes: int = 1, on_data: int = 0, **
     scale = {name: options.pop(name) for name in ("reward_scale",) if name in options}
     kept = {"config": options.pop("config", CONFIG), "bonus": options.pop("bonus", None)}
     learner = SimpleNamespace(rewards=None, **kept, **scale)
-    health, run = Health(**options), SimpleNamespace(algorithms={"policy": learner}, collector=collector)
+    algorithms = {options.pop("named", "policy"): learner}
+    health, run = Health(**options), SimpleNamespace(algorithms=algorithms, collector=collector)
     for number, row in enumerate(rows, start=1):
         row = {"env_steps": 1000 * number, **row}
         health.logged(cast(Any, run), row)
@@ -217,6 +219,48 @@ def test_returns_beyond_the_range_of_values_are_warned_of(config, reached, count
     found = warned([row] * 5, config=config)
     assert len(found) == count and all("values reach from" in text for text in found)
     assert warned([row] * 5, config=config, bonus=object()) == []
+
+
+def test_values_of_many_agents_are_compared_with_what_an_agent_of_their_policy_earns():
+    """F24: with many agents there was no discounted return, and neither warning ever came."""
+    row = {name.replace("/", "/policy/", 1): value for name, value in CALM.items() if name != "discounted_return_mean"}
+    bad = row | {"learning/policy/q_mean": 410.0}
+    assert warned([bad] * 5, named="walkers") == [], "nothing is known of returns"
+    row = {name.replace("policy", "walkers"): value for name, value in row.items()}
+    row["info/walkers/discounted_return"] = 20.0
+    assert warned([row] * 5, named="walkers") == []
+    (text,) = warned([row | {"learning/walkers/q_mean": 410.0}] * 5, named="walkers")
+    assert "the mean action value is 4.1e+02, discounted returns are 20 (policy 'walkers')" in text
+    (text,) = warned([row] * 5, config=C51Config(), named="walkers")
+    assert "discounted returns are 20, and values reach from -10 to 10 (policy 'walkers')" in text
+    won = {"return_mean": 0.0, "info/a/return": 300.0, "info/b/return": -300.0, "info/walkers/discounted_return": -1.0}
+    assert warned([row | won | {"learning/walkers/q_mean": 410.0}] * 5, named="walkers") == []
+
+
+def test_a_resumed_run_ends_again_where_the_symptom_persists():
+    """It went on for ever: the symptom had been warned of. It is in the metrics once."""
+    bad, stopped = CALM | {"learning/kl": 0.9}, []
+    run = SimpleNamespace(
+        algorithms={"policy": SimpleNamespace(config=CONFIG, rewards=None)},
+        collector=SimpleNamespace(num_lanes=1),
+        stop=stopped.append,
+    )
+
+    def goes_on(health: Health, rows: list[dict[str, float]]) -> Health:
+        for number, row in enumerate(rows, start=1):
+            health.logged(cast(Any, run), row := {"env_steps": 1000 * number, **row})
+            assert row["health/warnings"] == len(health.warnings)
+        resumed = Health(stop=True)
+        resumed.load_state(json.loads(json.dumps(health.state())))
+        return resumed
+
+    health = goes_on(Health(stop=True), [bad] * 3)
+    assert len(stopped) == 1
+    health = goes_on(health, [bad, bad, CALM, bad, bad])
+    assert len(stopped) == 1, "it does not persist"
+    health = goes_on(health, [CALM, bad, bad, bad])
+    assert len(stopped) == 2 and stopped[1].startswith("after 4,000 env steps the mean KL")
+    assert len(health.warnings) == 1
 
 
 @pytest.mark.parametrize(

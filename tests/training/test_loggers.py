@@ -4,6 +4,7 @@ import contextlib
 import csv
 import itertools
 import json
+import os
 import resource
 import signal
 from fractions import Fraction
@@ -241,6 +242,35 @@ def test_tensorboard_files_hold_every_number_against_env_steps(tmp_path):
     assert {"return_mean", "info/error@max", "learning/ppo", "policy_version", "time/train_s"} <= names
     assert "env_steps" not in names
     assert [scalar.step // 50 for scalar in events.Scalars("return_mean")] == [1, 2]
+
+
+@pytest.mark.parametrize("cut", [0, 3])
+def test_tensorboard_shows_rows_that_are_made_again_once_on_every_axis(tmp_path, cut):
+    """F25: rows of a killed process stayed on the axes of episodes and of updates."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def goes_on(at: int, rows: range, number: int) -> None:
+        logger = TensorBoardLogger(tmp_path)
+        logger.start(START | {"env_steps": at})
+        for step in rows:
+            logger.metrics({"env_steps": 100 * step, "episodes": step, "policy_version": 2 * step, "return_mean": 1.0})
+        logger.close()
+        (newest,) = (path for path in tmp_path.iterdir() if path.name.endswith(f".{os.getpid()}"))
+        newest.rename(tmp_path / f"events.out.tfevents.{number:010d}.host.{number}")
+
+    goes_on(0, range(1, 9), 1)
+    first, other = (tmp_path / f"events.out.tfevents.0000000001.host.{name}" for name in ("1", "3.0"))
+    first.write_bytes(written := first.read_bytes()[: -cut or None])  # the machine went down in a record
+    other.write_bytes(written)  # by another writer
+    goes_on(300, range(4, 7), 2)
+    goes_on(500, range(6, 8), 3)
+    assert other.read_bytes() == written
+    other.unlink()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    shown = {name: [scalar.step for scalar in events.Scalars(name)] for name in events.Tags()["scalars"]}
+    assert shown["return_mean"] == [100 * step for step in range(1, 8)]
+    assert shown["against episodes/return_mean"] == [*range(1, 8)]
+    assert shown["against updates/return_mean"] == [2 * step for step in range(1, 8)]
 
 
 def test_a_run_that_logs_nothing_writes_no_tensorboard_file(tmp_path):

@@ -16,20 +16,10 @@ from torch import Tensor
 from palaestra.algorithms.config import AlgorithmConfig, ConfigT, resolved
 from palaestra.algorithms.rewards import RewardWeights, learned_rows
 from palaestra.algorithms.targets import Targets
-from palaestra.core import (
-    Batch,
-    DataSource,
-    OnPolicy,
-    Plan,
-    RunSeeds,
-    SpecTree,
-    StepType,
-    require_device,
-    seeded_initialisation,
-    to_device,
-)
+from palaestra.core import Batch, DataSource, OnPolicy, Plan, RunSeeds, SpecTree, StepType, require_device, to_device
 from palaestra.core.errors import CheckpointError, ConfigError, NonFiniteError, refuses
 from palaestra.core.schedule import schedule_value, schedules_of
+from palaestra.core.seeding import seeded_initialisation
 from palaestra.core.spec import TensorSpec, spec_leaves
 from palaestra.nn import CoreModel, EncoderOption, Precision
 from palaestra.nn.config import repeatable
@@ -292,15 +282,18 @@ class Algorithm(ABC, Generic[PolicyT, ConfigT]):
         return self.update(source)
 
     @final
-    def require_finite_gradients(self, metrics: Mapping[str, Tensor], steps: int | None = None) -> None:
+    def require_finite_gradients(
+        self, metrics: Mapping[str, Tensor], steps: int | None = None, *, batch: Batch | None = None
+    ) -> None:
         """Refuses a gradient step whose gradient is NaN or infinite.
 
         Args:
             metrics: of the step, with `gradient_norm/<component>`.
             steps: how many were made before, if that is not what the algorithm counts now.
+            batch: what the step was computed from, which a run keeps; `None` where the caller of the step adds it.
 
         Raises:
-            NonFiniteError: names the component and has all metrics.
+            NonFiniteError: names the component and has all metrics; it holds the batch.
         """
         steps = self.num_gradient_steps if steps is None else steps
         for name, value in metrics.items():
@@ -309,7 +302,8 @@ class Algorithm(ABC, Generic[PolicyT, ConfigT]):
                 raise NonFiniteError(
                     f"the gradient of {name.removeprefix('gradient_norm/')!r} is not finite after "
                     f"{steps} gradient steps; metrics of this step: {state}. "
-                    "Lower the learning rate or look at the observations and rewards"
+                    "Lower the learning rate or look at the observations and rewards",
+                    batch=batch,
                 )
 
     @final

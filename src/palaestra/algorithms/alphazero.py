@@ -15,17 +15,10 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.config import (
-    AboveOne,
-    AlgorithmConfig,
-    Fraction,
-    Limit,
-    NotNegative,
-    Positive,
-    planning_options,
-)
+from palaestra.algorithms.config import AlgorithmConfig, planning_options
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, DataSource, Replay, Schedule, SpecTree, StepType, tree_map
+from palaestra.core.settings import AboveOne, Fraction, Limit, NotNegative, Positive
 from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption, PlanningOptions, allowed_logits
 from palaestra.ops import lambda_returns, masked_mean, valid_starts
 from palaestra.policies import SearchPolicy

@@ -79,6 +79,7 @@ class EvolutionStrategies(Algorithm[PopulationPolicy, EvolutionStrategiesConfig]
 
         Raises:
             ConfigError: there is only one lane.
+            NonFiniteError: the step is NaN or infinite; it was not made.
         """
         with self.policy.in_phase(Phase.UPDATE):
             unroll = self.draw(source)
@@ -86,6 +87,8 @@ class EvolutionStrategies(Algorithm[PopulationPolicy, EvolutionStrategiesConfig]
                 raise ConfigError("evolution strategies compare perturbations; give at least 2 environments (num_envs)")
             seed, score = _tried(unroll)
             records = [self._ascend(seed, score)] if len(seed) > 1 else []
+            for record in records:
+                self.require_finite_gradients(record, batch=unroll)
         if not records:
             _log.warning(
                 "only %d of %d environments have rows to learn from, and nothing is compared; where it happens often, "

@@ -20,7 +20,7 @@ from palaestra.algorithms.parts import kept_besides
 from palaestra.algorithms.steppers import EagerSteps, Stepper, StepResult, num_rows
 from palaestra.core import Batch, ConfigError, DataSource, Minibatches, RunSeeds, equal_minibatches
 from palaestra.nn import Precision, bfloat16_products, combine_gradients, set_products
-from palaestra.policies import Phase
+from palaestra.policies import Phase, SearchPolicy
 
 __all__ = ["GradientAlgorithm", "Gradients", "Losses"]
 
@@ -351,6 +351,8 @@ class GradientAlgorithm(Algorithm[PolicyT, ConfigT]):
     def set_precision(self, precision: Precision) -> None:
         set_products(precision, self.device)
         self.bfloat16 = precision == "bf16"
+        if isinstance(self.policy, SearchPolicy):  # whose search is what its time goes to
+            self.policy.bfloat16 = self.bfloat16
 
     def compile(self, *, after: int = 0) -> None:
         """Compiles gradients and optimizer steps into one graph; the first compiled update takes seconds longer.

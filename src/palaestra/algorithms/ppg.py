@@ -114,12 +114,12 @@ class PPG(Algorithm[StochasticPolicy, PPGConfig]):
             with self.partly_updated(info):
                 if batch.valid.any():
                     for minibatch in minibatches(batch, self.plan, generator=self.minibatch_generator):
-                        self._step(self._policy_phase(minibatch), info, int(minibatch["valid"].sum()))
+                        self._step(minibatch, self._policy_phase(minibatch), info)
                     self._keep(batch)
                 if (self.policy_version + 1) % self.config.num_policy_phases == 0 and self._kept is not None:
                     old = parts.FixedPolicy(self.policy)
                     for minibatch in self._kept_minibatches():
-                        self._step(self._auxiliary_phase(minibatch, old), info, len(minibatch["value_target"]))
+                        self._step(minibatch, self._auxiliary_phase(minibatch, old), info)
                     self._kept = None
         self.finish_update(drawn, info)
         return info
@@ -153,7 +153,7 @@ class PPG(Algorithm[StochasticPolicy, PPGConfig]):
         return [(joint, ["policy", "auxiliary"]), (0.5 * error, ["value"])], metrics
 
     def _step(
-        self, found: tuple[list[tuple[Tensor, list[str]]], dict[str, Tensor]], info: UpdateInfo, rows: int
+        self, batch: Any, found: tuple[list[tuple[Tensor, list[str]]], dict[str, Tensor]], info: UpdateInfo
     ) -> None:
         losses, metrics = found
         gradients: dict[str, Tensor] = {}
@@ -162,11 +162,9 @@ class PPG(Algorithm[StochasticPolicy, PPGConfig]):
         norms = self.model.apply_gradients([gradients])
         record = {name: value.detach() for name, value in metrics.items()}
         record |= {f"gradient_norm/{name}": norm for name, norm in norms.items()}
-        self.require_finite_gradients(record)
+        self.require_finite_gradients(record, batch=batch)
         self.num_gradient_steps += 1
-        info.gradient_steps += 1
-        info.rows += rows
-        info.records.append(record)
+        info.add(record, int(batch.valid.sum()) if "valid" in batch else len(batch.value_target))
 
     # -- what is kept for the auxiliary phase
 

@@ -206,7 +206,7 @@ class Together:
                     infos[place].records.append(diagnostics)
                 if member.after_update is not None:
                     member.after_update(one.batch)
-        return {place: self._ended(place, data[place].drawn, info) for place, info in infos.items()}
+        return {place: self._ended(place, data[place], info) for place, info in infos.items()}
 
     @staticmethod
     def _write_back(first: int, given: _StepData, priority: Tensor | None, sources: Mapping[int, DataSource]) -> None:
@@ -214,12 +214,12 @@ class Together:
             for place in given.active.nonzero().flatten().tolist():
                 sources[first + place].write_back(given.rows["index"][place], priority[place])
 
-    def _ended(self, place: int, drawn: Batch, info: UpdateInfo) -> UpdateInfo | NonFiniteError:
+    def _ended(self, place: int, data: UpdateData, info: UpdateInfo) -> UpdateInfo | NonFiniteError:
         member = self.members[place]
-        member.finish_update(drawn, info)
+        member.finish_update(data.drawn, info)
         try:
-            for record in info.records:
-                member.require_finite_gradients(record)
+            for record in info.records:  # means over the update, of which all rows are kept
+                member.require_finite_gradients(record, batch=data.batch)
         except NonFiniteError as error:
             return error
         return info

@@ -18,7 +18,7 @@ from palaestra.algorithms.algorithm import Algorithm, UpdateInfo
 from palaestra.algorithms.config import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.core import ConfigError, DataSource, OnPolicy, Schedule, SpecTree, minibatches
 from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
-from palaestra.ops import conjugate_gradient, explained_variance, masked_mean
+from palaestra.ops import conjugate_gradient, explained_variance, importance_ratio, masked_mean
 from palaestra.policies import Phase, StochasticPolicy, stochastic_policy
 
 __all__ = ["TRPO", "TRPOConfig"]
@@ -114,7 +114,7 @@ class TRPO(Algorithm[StochasticPolicy, TRPOConfig]):
 
         def measured() -> tuple[Tensor, Tensor]:
             new = self.policy.distribution(batch.observation)
-            ratio = (new.log_prob(batch.action) - batch.log_prob).exp()
+            ratio = importance_ratio(new.log_prob(batch.action) - batch.log_prob)
             return masked_mean(ratio * batch.advantage, batch.valid), masked_mean(old.kl(new), batch.valid)
 
         gain, kl = measured()
@@ -129,7 +129,7 @@ class TRPO(Algorithm[StochasticPolicy, TRPOConfig]):
         direction = conjugate_gradient(fisher, gradient, num_steps=self.config.num_conjugate_steps)
         curvature = direction @ fisher(direction)
         longest = (2 * self.value_of("target_kl") / curvature.clamp(min=1e-12)).sqrt() * direction
-        self.require_finite_gradients({"gradient_norm/policy": longest.norm()})
+        self.require_finite_gradients({"gradient_norm/policy": longest.norm()}, batch=batch)
         share, gain_after, kl_after = self._line_search(measured, parameters, longest, float(gain.detach()))
         if share:
             self.model.apply_vector("policy", -share * longest)
@@ -170,7 +170,7 @@ class TRPO(Algorithm[StochasticPolicy, TRPOConfig]):
         error = masked_mean((self.value(batch.observation) - batch.value_target).square(), batch.valid)
         norm = self.model.apply_gradients([self.model.get_gradients(error, ["value"])])["value"]
         metrics = {"value_error": error.detach(), "gradient_norm/value": norm}
-        self.require_finite_gradients(metrics)
+        self.require_finite_gradients(metrics, batch=batch)
         self.num_gradient_steps += 1
         return metrics
 

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from palaestra.algorithms import ALGORITHMS
+from palaestra.analysis import played as seen
 from palaestra.analysis.curves import thinned_metrics
-from palaestra.analysis.played import Symptom, kept_update, play, played_symptoms, possible, too_many_threads
+from palaestra.analysis.played import Symptom, possible
 from palaestra.config.config import ExperimentConfig, on_cpu
 from palaestra.core import POLICY, CheckpointError, ConfigError, Linear, Piecewise, left_as_found, schedule_value
 from palaestra.core.reading import opened_text, read_json
@@ -50,7 +51,8 @@ def diagnose(name: str | Path, *, root: str | Path = "runs", episodes: int = 5) 
     """Looks for reasons why a run does not learn: in its configuration, in what it has logged, and in what it does.
 
     The policy of the newest checkpoint plays some episodes, for at most half a minute. A metric that an algorithm does
-    not log is not judged; runs of many agents, and those without a checkpoint, play nothing.
+    not log is not judged; runs of many agents, and those without a checkpoint, play nothing. Of a run that failed
+    before it logged anything, what its faults have kept is looked at.
 
     Args:
         name: path or name of the run, or `last`.
@@ -58,19 +60,20 @@ def diagnose(name: str | Path, *, root: str | Path = "runs", episodes: int = 5) 
         episodes: to play; 0 for none.
 
     Raises:
-        CheckpointError: there is no such run, or it has logged nothing yet.
+        CheckpointError: there is no such run, or it has logged nothing yet and has not failed.
         ConfigError: `episodes` is negative.
     """
     if episodes < 0:
         raise ConfigError(f"episodes is {episodes}; give a number of at least 0")
     directory = find_run(name, root)
-    log = _Log(directory, makes=True)
-    if not log.rows:
-        raise CheckpointError(f"{directory.path}/metrics.jsonl has no row of metrics yet; train on, and ask again")
-    played = _played(directory, log, episodes) if episodes else ()
-    counts = log.last("updates_skipped") or directory.status == "failed"  # else the run went on from before
-    others = (*(kept_update(directory.path / "faults") if counts else ()), *played)
+    log, failed = _Log(directory, makes=True), directory.status == "failed"
+    played = _played(directory, log, episodes) if episodes and log.rows else ()
+    counts = log.last("updates_skipped") or failed or not log.rows  # else the run went on from before
+    kept = seen.kept_update(directory.path / "faults") if counts else ()
+    others = (*kept, *(seen.failure(directory.info) if failed else ()), *played)
     found = [*_logged(log), *(possible(one, log.config) for one in others)]
+    if not (log.rows or found):
+        raise CheckpointError(f"{directory.path}/metrics.jsonl has no row of metrics yet; train on, and ask again")
     return Diagnosis(str(directory.path), tuple(sorted(found, key=lambda finding: -finding.severity)))
 
 
@@ -98,10 +101,10 @@ def _played(directory: RunDirectory, log: "_Log", episodes: int) -> Iterator[Sym
         gamma, bonus = log.setting("gamma"), getattr(log.config.algorithm, "bonus", None)
         others = log.config.env.train_wrappers, log.config.env.train_kwargs, env.reward_spec.shape, bonus and bonus.kind
         gamma = None if any(others) else 1.0 if gamma is None else gamma  # values of other rewards are not compared
-        played = play(policies[POLICY], env, episodes=episodes, gamma=gamma)
+        played = seen.play(policies[POLICY], env, episodes=episodes, gamma=gamma)
         unasked = replace(log.config, run=replace(log.config.run, num_threads=None))
-        yield from too_many_threads(log.config.run.num_threads or 1, choose_threads(unasked, env.observation_spec))
-    yield from played_symptoms(policies[POLICY], played)
+        yield from seen.too_many_threads(log.config.run.num_threads or 1, choose_threads(unasked, env.observation_spec))
+    yield from seen.played_symptoms(policies[POLICY], played)
 
 
 class _Log:
@@ -168,22 +171,6 @@ def _called(policy: str) -> str:
     return "the policy" if policy == POLICY else f"policy {policy!r}"
 
 
-def _not_finite(log: _Log) -> Iterator[Symptom]:
-    bad = sorted(
-        {key for row in log.rows for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)}
-        & {key for row in log.rows for key in row if key.startswith("learning/")}
-    )
-    skipped = log.last("updates_skipped") or 0
-    if bad or skipped:
-        yield Symptom(
-            name="not_finite",
-            severity=3,
-            evidence=f"{skipped:.0f} updates were skipped; not finite: {', '.join(bad) or 'their gradients'}",
-            threshold="any: an update that is not finite destroys the weights (arithmetic)",
-            advice=("a smaller --algorithm.learning-rate", "--algorithm.max-grad-norm 0.5", "a smaller reward scale"),
-        )
-
-
 def _no_updates(log: _Log) -> Iterator[Symptom]:
     steps, env_steps = log.last("gradient_steps"), log.last("env_steps") or 0.0
     starts, budget = log.setting("learning_starts"), log.config.trainer.total_env_steps
@@ -221,7 +208,8 @@ def _step_size(log: _Log) -> Iterator[Symptom]:
 
 
 def _step_of_size(kl: float, policy: str, rate: Any, lag: float, *, several: bool) -> Iterator[Symptom]:
-    evidence = f"an update moves {policy} by KL {kl:.3g} (mean of the last half); learning_rate is {rate}"
+    evidence = f"an update moves {policy} by KL {kl:.3g} (mean of the last half)"
+    evidence += "" if rate is None else f"; learning_rate is {rate}"
     if kl > 0.1 and lag > 0:
         yield Symptom(
             name="policy_moves_ahead",
@@ -244,7 +232,10 @@ def _step_of_size(kl: float, policy: str, rate: Any, lag: float, *, several: boo
             severity=3,
             evidence=evidence,
             threshold="1e-7, a hundred-thousandth of TRPO's 0.01 (Schulman et al. 2015, https://arxiv.org/abs/1502.05477)",
-            advice=("a larger --algorithm.learning-rate, such as 3e-4, that does not decay to 0 too early",),
+            advice=(
+                "a larger --algorithm.learning-rate, such as 3e-4, that does not decay to 0 too early",
+                "a larger --algorithm.target-kl",
+            ),
         )
 
 
@@ -287,7 +278,11 @@ def _entropy_of(entropy: float, most: float, policy: str, gradient_steps: float)
             severity=2,
             evidence=evidence,
             threshold="1% (our choice): exploration has ended",
-            advice=("a larger --algorithm.entropy-cost, such as 0.01", "a smaller --algorithm.learning-rate"),
+            advice=(
+                "a larger --algorithm.entropy-cost, such as 0.01",
+                "a smaller --algorithm.learning-rate",
+                "a smaller --algorithm.target-kl",
+            ),
         )
 
 
@@ -332,12 +327,16 @@ def _rewards(log: _Log) -> Iterator[Symptom]:
                 "a denser reward",
             ),
         )
-    size = 0.0 if _learns_from_others(log.config.algorithm) else abs(log.late("discounted_return_mean") or 0.0)
-    if size > 1e5 or 0 < size < 1e-4:
+    # those of opponents cancel out
+    of_agents = [] if most else [name for name in log.rows[-1] if name.endswith("/discounted_return")]
+    for name in [] if _learns_from_others(log.config.algorithm) else ["discounted_return_mean", *of_agents]:
+        size = abs(log.late(name) or 0.0)
+        if 1e-4 <= size <= 1e5 or not size:
+            continue
         yield Symptom(
             name="reward_scale",
             severity=2,
-            evidence=f"discounted returns are of size {size:.3g}",
+            evidence=f"{name} is of size {size:.3g}",
             threshold="1e-4 to 1e5: sizes of returns change what is learned (van Hasselt et al. 2016, "
             "https://arxiv.org/abs/1602.07714; Henderson et al. 2018, https://arxiv.org/abs/1709.06560)",
             advice=("rewards scaled in the environment so that discounted returns are near 1 to 100",),
@@ -389,4 +388,4 @@ def _value(log: _Log) -> Iterator[Symptom]:
         )
 
 
-_CHECKS = (_not_finite, _no_updates, _schedule, _step_size, _horizon, _rewards, _fall, _value, _entropy)
+_CHECKS = (seen.not_finite, _no_updates, _schedule, _step_size, _horizon, _rewards, _fall, _value, _entropy)

@@ -1,6 +1,6 @@
 """What a policy shows when it plays: units that are dead, values that are too high, actions that never change.
 
-And what is seen in the newest update that was not finite, of which its batch was kept.
+And what is seen of numbers that were not finite: in the log, and in the newest update, of which its batch was kept.
 """
 
 import math
@@ -44,8 +44,8 @@ class Symptom:
     """What to try, one thing each, with the option."""
 
     def __str__(self) -> str:
-        tried = ", or ".join(self.advice)
-        return f"{self.name}\n  found      {self.evidence}\n  threshold  {self.threshold}\n  try        {tried}"
+        found = f"{self.name}\n  found      {self.evidence}\n  threshold  {self.threshold}"
+        return f"{found}\n  try        {', or '.join(self.advice)}" if self.advice else found
 
 
 _OPTION = re.compile(r"(smaller|larger)? ?--([a-z-]+(?:\.[a-z-]+)+)(?: ([\w.]+))?")
@@ -296,6 +296,47 @@ def _sizes(path: str, spec: TensorSpec, seen: Tensor) -> Iterator[Symptom]:
         )
 
 
+def failure(info: Mapping[str, Any]) -> Iterator[Symptom]:
+    """The error that a run ended with.
+
+    Args:
+        info: of a run that has failed, from its `run.json`.
+    """
+    error = str(info.get("error", "an error that run.json does not name"))
+    yield Symptom(
+        name="run_failed",
+        severity=3,
+        evidence=f"the run ended with {next(iter(error.splitlines()), error)}",
+        threshold="any error (arithmetic): a run that has ended learns nothing more",
+        advice=("what the newest file of its faults/ says; then `palaestra resume`",),
+    )
+
+
+def not_finite(log: Any) -> Iterator[Symptom]:
+    """What was not finite in a log.
+
+    Args:
+        log: of a run, with its `rows` of metrics, and `last` for the newest value of one.
+    """
+    skipped = log.last("updates_skipped") or 0
+    learned = [(key, value) for row in log.rows for key, value in row.items() if key.startswith("learning/")]
+    bad = sorted({key for key, value in learned if isinstance(value, float) and not math.isfinite(value)})
+    if bad or skipped:
+        yield Symptom(
+            name="not_finite",
+            severity=3,
+            evidence=f"{skipped:.0f} updates were skipped; not finite: {', '.join(bad) or 'their gradients'}",
+            threshold="any: an update that is not finite destroys the weights (arithmetic)",
+            advice=(
+                "a smaller --algorithm.learning-rate",
+                "a smaller --algorithm.value-learning-rate",
+                "--algorithm.max-grad-norm 0.5",
+                "a larger --algorithm.damping",
+                "a smaller reward scale",
+            ),
+        )
+
+
 def kept_update(faults: Path) -> Iterator[Symptom]:
     """What was not finite, or huge, in the newest update that was skipped for its gradient.
 
@@ -313,7 +354,8 @@ def kept_update(faults: Path) -> Iterator[Symptom]:
     batch, learned = (load_tensors(folder / f"{name}.safetensors") for name in ("batch", "algorithm"))
     trained = {name: value for name, value in learned.items() if name.startswith(("model.", "optimizer."))}
     of_batch, of_learned = _not_usual(batch, _HUGE), _not_usual(trained, math.inf)
-    advice = ["a smaller --algorithm.learning-rate", "--algorithm.max-grad-norm 0.5"]
+    advice = [f"a smaller --algorithm.{name}learning-rate" for name in ("", "value-")]  # it is told those that it has
+    advice += ["--algorithm.max-grad-norm 0.5", "a larger --algorithm.damping"]
     if of_learned:
         advice = ["an earlier checkpoint or a new run: from these parameters nothing can be learned", *advice]
     if of_batch:

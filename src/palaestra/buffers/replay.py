@@ -406,7 +406,7 @@ class ReplayBuffer:
         """Writes the buffer to a new folder: safetensors, JSON and their hashes. What its sampler knows is left out.
 
         Args:
-            directory: must not exist yet; it appears when it is whole.
+            directory: must not exist yet, or be empty; it appears when it is whole.
             origin: what to note of where the rows come from, such as that of `palaestra.rollout.origin_of`, with which
                 runs compare theirs. A folder without it is of whatever it fits.
 

@@ -257,7 +257,7 @@ def write_buffer(directory: Path, shape: Mapping[str, Any], options: RowOptions,
     """Writes a folder aside and gives it its name when it is whole and on the disk.
 
     Args:
-        directory: must not exist yet.
+        directory: must not exist yet, or be empty.
         shape: capacity and lanes, and the origin.
         options: what a row consists of.
         tensors: what the buffer holds.
@@ -266,7 +266,7 @@ def write_buffer(directory: Path, shape: Mapping[str, Any], options: RowOptions,
         ConfigError: the folder exists.
         CheckpointError: it cannot be written; nothing is left of it.
     """
-    if directory.exists():
+    if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
         raise ConfigError(f"{directory} exists already; give another name or delete it")
     described = {
         **shape,

@@ -128,12 +128,7 @@ class MainMemory(Storage):
         self.pinned, self._together = pinned, together
 
     def allocate(self, name: str, shapes: Shapes) -> dict[str, Tensor]:
-        free, where = available_bytes(), "main memory"
-        way_out = "storage=MappedFiles(directory) to keep rows on a disk"
-        if self._together > 1 and free is not None:
-            free, where = free // self._together, f"each of {self._together} shards on this machine"
-            way_out = "shards on several machines (runtime=ray with an address)"
-        _require_room(shapes, free, where, way_out)
+        require_memory(shapes, self._together)
         if self.pinned:
             return {path: torch.zeros(shape, dtype=dtype, pin_memory=True) for path, (shape, dtype) in shapes.items()}
         # of numpy, which asks the system for huge pages: rows at random places are read a sixth faster from them
@@ -384,6 +379,24 @@ def _free_of_group(folder: Path, limit: str, usage: str, reclaimable: str) -> in
     except (OSError, ValueError):  # no such group here, or the limit is "max"
         return None
     return max(0, most - used + int(statistics.get(reclaimable, 0)))
+
+
+def require_memory(shapes: Shapes, together: int = 1) -> None:
+    """Refuses what main memory has no room for, before any of it is taken.
+
+    Args:
+        shapes: shape and dtype of each tensor, by name.
+        together: see `MainMemory`.
+
+    Raises:
+        ConfigError: says how much is needed, how much there is, and the ways out.
+    """
+    free, where = available_bytes(), "main memory"
+    way_out = "storage=MappedFiles(directory) to keep rows on a disk"
+    if together > 1 and free is not None:
+        free, where = free // together, f"each of {together} shards on this machine"
+        way_out = "shards on several machines (runtime=ray with an address)"
+    _require_room(shapes, free, where, way_out)
 
 
 def _require_room(shapes: Shapes, free: int | None, where: str, way_out: str) -> None:

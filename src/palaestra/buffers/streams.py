@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from palaestra.buffers.lane_storage import EXTRA_FIELDS, LaneStorage
-from palaestra.buffers.storage import Storage
+from palaestra.buffers.storage import Storage, require_memory
 from palaestra.core import Batch, CheckpointError, ConfigError, SpecTree, TensorSpec, spec_leaves
 
 __all__ = ["RowOptions", "WritePositions", "index_options", "index_rows"]
@@ -110,11 +110,15 @@ class WritePositions:
         spare: places behind the oldest row whose content stays; frames of its stack lie there.
         period: the first row of a stream lies at a multiple of this.
         first_place: of a stream that begins, where the spare places before it are not written; else it follows them.
+
+    Raises:
+        ConfigError: main memory has no room for so many lanes.
     """
 
     def __init__(
         self, num_lanes: int, rows: int, spare: int = 0, period: int = 1, first_place: int | None = None
     ) -> None:
+        require_memory({"positions of lanes": ((7, num_lanes), torch.int64)})
         self.num_lanes, self.rows, self.spare = num_lanes, rows, spare
         self.ring_size = rows + spare + 1
         """Places of a ring: complete rows, spare ones, and the open row."""
@@ -204,8 +208,7 @@ class WritePositions:
             lanes: distinct.
             rows: how many of each; more than it holds are all that it holds.
         """
-        counts = self.counts[lanes]
-        written = self.written[lanes]
+        counts, written = self.counts[lanes], self.written[lanes]
         self._oldest[lanes] = written - counts
         self.furthest[lanes] = np.maximum(self.furthest[lanes], written)
         self._apart[lanes] -= np.minimum(rows, counts)
@@ -524,9 +527,9 @@ class Streams:
         self.info_fields, self.sample_avail = tuple(layout.specs["policy_info"]), options.get("sample_avail", False)
         self.state_period, self.stack_num = options.get("state_period", 1), options.get("stack_num", 1)
         period, first = self.state_period if layout.state_spec else 1, 0 if self.stack_num > 1 else None
-        self.positions = WritePositions(num_lanes, layout.rows, layout.spare, period, first)
-        size, kind = self.positions.ring_size, options.get("compression", "none")
+        size, kind = layout.rows + layout.spare + 1, options.get("compression", "none")  # with an open row
         self.storage = LaneStorage(size, num_lanes, layout.specs, stacks=self.growing, compression=kind, storage=where)
+        self.positions = WritePositions(num_lanes, layout.rows, layout.spare, period, first)
         self.states: LaneStorage | None = None
         """Hidden states; one for each of `state_period` places."""
         if layout.state_spec:

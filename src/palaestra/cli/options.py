@@ -277,6 +277,10 @@ def _value(option: str, words: list[str], known: Mapping[str, Setting]) -> tuple
     group, _, entry = name.partition(".")
     try:
         if setting is not None:
+            lists = {tuple, list, dict} & {typing.get_origin(one) for one in members_of(setting.hint)}
+            if lists and "." not in setting.path and not any(word.strip(", ") for word in words):
+                # of a command: it begins empty, so that nobody means to empty it, as one of a preset's
+                raise ConfigError("an empty text was given, as a shell makes of an unset variable; give a value")
             is_duration = "duration" in getattr(setting.hint, "__metadata__", ()) and not says_none(words)
             return setting.path, _seconds(words) if is_duration else value_from_words(setting.hint, words)
         mapping = known.get(group)

@@ -29,7 +29,7 @@ class ExperienceMemory:
         options: what a transition consists of, see `RowOptions`; `info_spec` names what is kept of a set's `info`.
 
     Raises:
-        ConfigError: the capacity is below 1, or there is no such way to overwrite.
+        ConfigError: the capacity is below 1, memory has no room for it, or there is no such way to overwrite.
         TypeError: an option is unknown, or a spec is missing.
 
     Examples:

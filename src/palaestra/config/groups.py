@@ -34,8 +34,8 @@ class RunConfig:
     tensors, on the CPU. Each has its own run, and ends as it would alone, up to rounding."""
     precision: Precision = "float32"
     """Of matrix products in gradient steps: bf16 is 1.4 to 2 times as fast for wide layers where a processor has
-    instructions for it, and rounds to 3 digits. Weights, sums and outputs stay in float32, as does acting. tf32, on a
-    GPU, rounds what is multiplied to 11 bits, when it acts as well."""
+    instructions for it, and rounds to 3 digits, in searches too. Weights, sums and outputs stay in float32, as does
+    other acting. tf32, on a GPU, rounds what is multiplied to 11 bits, when it acts as well."""
     device: Annotated[str, "--device"] = "cpu"
     """Device on which policies act and learn: cpu, cuda, or one of several GPUs such as cuda:1."""
     deterministic: bool = False

@@ -93,10 +93,13 @@ class NonFiniteError(PalaestraError, ArithmeticError):
     """A loss, gradient, observation or reward is NaN or infinite."""
 
     exit_code = 4
-    batch: Any = None
-    """The minibatch whose gradient it was, where there is one."""
     state: Any = None
     """A copy of the algorithm's `state_tensors` of then, where it learns on before this is looked at."""
+
+    def __init__(self, *what: object, batch: Any = None) -> None:
+        super().__init__(*what)
+        self.batch = batch
+        """The minibatch whose gradient it was, where there is one."""
 
 
 class CheckpointError(PalaestraError, RuntimeError):

@@ -3,6 +3,7 @@
 from palaestra.distributed.allocation import *
 from palaestra.distributed.config import *
 from palaestra.distributed.evaluation import *
+from palaestra.distributed.factories import *
 from palaestra.distributed.gradient_workers import *
 from palaestra.distributed.policy_host import *
 from palaestra.distributed.policy_manager import *

@@ -12,9 +12,10 @@ from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError, Offline, OnPolicy, Replay, spec_leaves
 from palaestra.distributed.config import AsynchronousConfig, DistributedConfig
+from palaestra.distributed.factories import ActingParts
 from palaestra.distributed.replay_shards import ReplayShards, ShardedReplay
 from palaestra.distributed.rollout_manager import RolloutManager, WorkerStreams
-from palaestra.distributed.worker import ActingParts, Fragment
+from palaestra.distributed.worker import Fragment
 from palaestra.distributed.worker_group import Worker
 from palaestra.rollout import CollectInfo
 from palaestra.runtime import Call, Runtime

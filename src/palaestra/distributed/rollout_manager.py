@@ -16,8 +16,9 @@ import torch
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import Batch, ConfigError, DataSource
 from palaestra.distributed.config import DistributedConfig
+from palaestra.distributed.factories import ActingParts, AgentsFactory
 from palaestra.distributed.replay_shards import ShardedReplay
-from palaestra.distributed.worker import ActingParts, ActingWeights, AgentsFactory, Fragment, RolloutWorker, shared_out
+from palaestra.distributed.worker import ActingWeights, Fragment, RolloutWorker, shared_out
 from palaestra.distributed.worker_group import Worker, WorkerGroup
 from palaestra.envs import EventLog
 from palaestra.envs.contract.attributes import as_json, require_lanes
@@ -477,8 +478,7 @@ class RolloutManager(WorkerStreams):
         """
         saved, number = state["workers"], self._config.num_workers
         positions = [saved[str(worker)] for worker in range(len(saved))]
-        alike = len(positions) in (0, number)
-        if not alike:
+        if not (alike := len(positions) in (0, number)):
             positions = shared_out([position and position["lanes"] for position in positions], number, self._make)
         self.env_steps = state["env_steps"]
         self.load_attributes(state)

@@ -13,18 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import POLICY, Batch, RunSeeds
-from palaestra.distributed.config import require_shares
+from palaestra.core import Batch
+from palaestra.distributed.factories import ActingParts, Shares
 from palaestra.distributed.replay_shard import ShardMap
-from palaestra.envs import EnvConfig, Fault, chaos_of, create_environment, leaks_of
-from palaestra.multiagent import MultiAgentCollector, PolicySpec, SelfPlayConfig, create_multi_agent_envs
+from palaestra.envs import Fault, leaks_of
+from palaestra.multiagent import MultiAgentCollector
 from palaestra.policies import Policy
-from palaestra.rollout import CollectInfo, Collector, buffer_for, episode_discount
+from palaestra.rollout import CollectInfo
 from palaestra.runtime import LOOK_PERIOD_S, LeakWatch, Parcel, Shared
 
-__all__ = ["ActingParts", "ActingWeights", "AgentsFactory", "CollectorFactory", "RolloutWorker", "acting_weights"]
+__all__ = ["ActingWeights", "RolloutWorker", "acting_weights"]
 
 _MOST_PARTS = 4  # of weights; a worker remembers twice as many shared values
 _UNSEEN = 15  # versions of a policy
@@ -34,17 +33,6 @@ _SENT = (
     *("step_type", "reward", "discount", "observation", "action", "policy_version", "policy_info", "state"),
     *("env_info", "untransformed"),
 )
-
-
-class ActingParts(NamedTuple):
-    """What a roll-out worker acts with."""
-
-    collector: Any
-    """A `Collector`, or another that fills `buffers` by `unroll`; its buffers hold fragments only."""
-    policies: Mapping[str, Policy]
-    """That act, by name."""
-    env: Any
-    """That they act in."""
 
 
 class Fragment(NamedTuple):
@@ -77,94 +65,6 @@ class Fragment(NamedTuple):
         pieces = {name: [] if name in policies else pieces for name, pieces in self.pieces.items()}
         rows_of = {**self.info.rows_of, **dict.fromkeys(policies, 0)}
         return self._replace(pieces=pieces, info=dataclasses.replace(self.info, rows_of=rows_of))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Shares:
-    """The environments of a run, shared out over its workers."""
-
-    env: EnvConfig
-    num_workers: int
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        require_shares(self.env, self.num_workers)
-
-    def share(self, worker: int) -> tuple[EnvConfig, list[int]]:
-        """The environments of one worker, with the seeds and variants that they would have in one process.
-
-        Args:
-            worker: its number.
-        """
-        size = self.env.num_envs // self.num_workers
-        lanes = range(worker * size, (worker + 1) * size)
-        lane_seeds = [RunSeeds(self.seed).integer("environments", lane) for lane in lanes]
-        turns = self.env.variants
-        turns = tuple(turns[(lanes.start + turn) % len(turns)] for turn in range(len(turns)))
-        chaos = chaos_of(self.env.chaos, lanes)
-        return dataclasses.replace(self.env, num_envs=size, variants=turns, chaos=chaos), lane_seeds
-
-
-@dataclass(frozen=True, kw_only=True)
-class CollectorFactory(_Shares):
-    """Makes what the roll-out workers of a run with one policy act with.
-
-    Args:
-        env: of the run; its environments are shared out over the workers.
-        algorithm: makes the algorithm of the run, with the policy that acts.
-
-    Raises:
-        ConfigError: the environments cannot be shared out evenly, or would need processes of their own.
-    """
-
-    algorithm: Callable[[], Algorithm[Any, Any]]
-
-    def __call__(self, worker: int) -> ActingParts:
-        """The parts of one worker.
-
-        Args:
-            worker: its number; its policy has a seed of its own.
-        """
-        config, lane_seeds = self.share(worker)
-        env = create_environment(config, lane_seeds=lane_seeds, first_id=worker * config.num_envs)
-        algorithm = self.algorithm()
-        algorithm.policy.seed(RunSeeds(self.seed).integer("acting", 1 + worker))
-        buffer = buffer_for(algorithm, config.num_envs, fragments=True, **env.row_specs)
-        collector = Collector(env, algorithm.policy, buffer, gamma=episode_discount(algorithm))
-        return ActingParts(collector, {POLICY: algorithm.policy}, env)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AgentsFactory(_Shares):
-    """Makes what the roll-out workers of a run with many agents act with.
-
-    Args:
-        env: of the run; its environments are shared out over the workers.
-        actors: makes the policy specs, and the algorithms and rules that act, by policy name.
-        self_play: how large a pool of earlier selves each worker keeps; none by default.
-
-    Raises:
-        ConfigError: the environments cannot be shared out evenly.
-    """
-
-    actors: Callable[[], tuple[Mapping[str, PolicySpec], Mapping[str, Algorithm[Any, Any] | Policy]]]
-    self_play: SelfPlayConfig | None = None
-
-    def __call__(self, worker: int) -> ActingParts:
-        """The parts of one worker.
-
-        Args:
-            worker: its number; its policies have seeds of their own.
-        """
-        config, lane_seeds = self.share(worker)
-        envs = create_multi_agent_envs(config, lane_seeds=lane_seeds, first_id=worker * config.num_envs)
-        policy_specs, actors = self.actors()
-        collector = MultiAgentCollector(envs, policy_specs, actors, fragments=True, self_play=self.self_play)
-        for number, one in enumerate(actors.values()):
-            policy = one.policy if isinstance(one, Algorithm) else one
-            policy.seed(RunSeeds(self.seed).integer("acting", 1 + worker + self.num_workers * number))
-        policies = {name: one.policy for name, one in actors.items() if isinstance(one, Algorithm)}
-        return ActingParts(collector, policies, envs)
 
 
 class RolloutWorker:
@@ -323,7 +223,7 @@ def shared_out(lanes: Sequence[Mapping[str, Any] | None], number: int, make: Any
         number: of workers that there are.
         make: makes their parts; one that shares out environments says the seeds of those that have not begun.
     """
-    if None in lanes and any(lanes) and isinstance(make, _Shares):
+    if None in lanes and any(lanes) and isinstance(make, Shares):
         shares = dataclasses.replace(make, num_workers=len(lanes))
         seeds = [np.array(shares.share(worker)[1]) for worker in range(len(lanes))]
         unbegun = [{"lane_seed": one, "episode": np.full(len(one), -1)} for one in seeds]

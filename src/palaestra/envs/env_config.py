@@ -12,6 +12,7 @@ from palaestra.core import AtLeastOne, ConfigError, Fraction, NotNegative, Range
 from palaestra.core.errors import placeless
 from palaestra.core.importing import given_name, name_to_find
 from palaestra.envs.suites.gym import registered_limit
+from palaestra.envs.suites.suite import unheeded
 from palaestra.envs.supervision.faults import FaultPolicy, OnFault, Timeout
 from palaestra.envs.wrappers.chaos import chaos_rules
 from palaestra.envs.wrappers.wrap import GYM_WRAPPERS, STEP_WRAPPERS, Wrap, as_values
@@ -172,6 +173,22 @@ class EnvConfig:
                 f"env.on_fault is {self.on_fault!r}, but environments that are stepped as one fail as one; leave it "
                 f"out, or where they exist by themselves too, begin a run with vectorization=serial or process"
             )
+
+    def unheeded(self, *, as_one: bool) -> Iterator[str]:
+        """What these environments do not heed: new runs refuse it, and earlier ones did something else without a word.
+
+        Args:
+            as_one: whether they are stepped as one, see `is_pool`.
+        """
+        if self.vectorization == "batch" and not as_one:
+            yield (
+                f"env.vectorization is batch, but {self.name!r} makes single environments, which would be stepped one "
+                "after the other. A batch is a class that says `batched = True`, such as a TensorEnvironment, or a "
+                "task of MuJoCo of version 5; leave it out, or give process for several cores (native for what makes "
+                "a gymnasium.vector.VectorEnv)"
+            )
+        lanes = [] if as_one else map(self.of_lane, range(max(1, len(self.variants))))
+        yield from filter(None, (unheeded(lane.name, lane.all_kwargs) for lane in lanes))
 
     def for_evaluation(self, num_envs: int, **kwargs: Any) -> Self:
         """The same task without what is for training alone: in this process, or a pool where training uses one.

@@ -17,7 +17,7 @@ from palaestra.multiagent.mapping import PolicySpec, SelfPlayConfig, require_pol
 from palaestra.multiagent.self_play import SelfPlay
 from palaestra.multiagent.stream import Stream
 from palaestra.policies import Phase, Policy
-from palaestra.rollout import CollectInfo, Episode, Quota, buffer_for
+from palaestra.rollout import CollectInfo, Episode, Quota, buffer_for, episode_discount
 
 __all__ = ["MultiAgentCollector"]
 
@@ -95,7 +95,8 @@ class MultiAgentCollector:
         """The buffer of every policy that learns, and of those that are recorded."""
         self.sources: dict[str, DataSource] = {**self.buffers}
         """What each policy learns from."""
-        self._episodes = MultiAgentEpisodes(envs.batch_size, policy_specs)
+        discounts = {name: episode_discount(one) for name, one in algorithms.items() if isinstance(one, Algorithm)}
+        self._episodes = MultiAgentEpisodes(envs.batch_size, policy_specs, discounts)
         self._self_play: SelfPlay | None = None
         if self_play is not None and self_play.pool_size:
             self_play.require(policy_specs)

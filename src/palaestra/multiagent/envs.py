@@ -5,8 +5,9 @@ import functools
 import json
 import logging
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +18,8 @@ from palaestra.envs import EnvConfig, EventLog, Fault, FaultPolicy
 from palaestra.envs.contract import episodes
 from palaestra.envs.contract.attributes import as_json, claim, release, require_found, require_lanes
 from palaestra.envs.contract.environment import Closeable
-from palaestra.envs.supervision.faults import Failure, FaultKind, Handled, Incident, RestartBudget, describe
+from palaestra.envs.supervision.faults import Handled, Incident, RestartBudget
+from palaestra.envs.supervision.watchdog import ROLL_OUT_WORKERS, Watched
 from palaestra.multiagent.attributes import LaneAttributes, layers_of
 from palaestra.multiagent.env import AgentSpec, MultiAgentEnv, MultiAgentStep
 from palaestra.multiagent.loading import load_multi_agent_env
@@ -27,14 +29,14 @@ __all__ = ["MultiAgentEnvs", "create_multi_agent_envs", "refuse_whole_episodes"]
 
 _log = logging.getLogger(__name__)
 _MOST_EMPTY = 100
-_SETTINGS = ("name", "num_envs", "kwargs", "train_kwargs", "variants", "vectorization", "on_fault", "max_restarts")
+_FAULTS = ("on_fault", "max_restarts", "timeout_s", "reset_timeout_s")
+_SETTINGS = ("name", "num_envs", "kwargs", "train_kwargs", "variants", "vectorization", *_FAULTS)
 _INSTEAD = {
     "wrappers": "name a function that returns the environment wrapped as you want it, `def make() -> MultiAgentEnv`",
     "chaos": "faults can be injected into environments with one agent only",
-    "timeout_s": "it is stepped in its worker's process; distributed.timeout_s bounds how long that may take",
 }
-_INSTEAD["reset_timeout_s"] = _INSTEAD["timeout_s"]
 _OTHERWISE = "change the environment itself"
+_T = TypeVar("_T")
 
 
 class _Lane:
@@ -43,6 +45,8 @@ class _Lane:
     def __init__(self, env: MultiAgentEnv, seed: int, log: ActionLog, check: StepCheck) -> None:
         self.env, self.seed, self.log, self.check = env, seed, log, check
         self.number, self.steps, self.over = -1, 0, True
+        self.actions: Mapping[str, Any] = {}
+        """The newest, for messages."""
         self.empty = 0
         """Episodes in a row in which nobody was asked."""
         self.gone = False
@@ -66,12 +70,12 @@ class MultiAgentEnvs(Closeable):
         factories: make one environment each, all with the same agents.
         lane_seeds: one for each; fresh ones if `None`.
         faults: what to do about an environment that fails: `raise`, or `restart`, which makes it again and begins its
-            next episode.
+            next episode; and after how long one hangs.
         first_id: number of the first environment in messages, where these are a part of more.
 
     Raises:
         ConfigError: `faults` says `drop`.
-        EnvError: the environments have different agents, or there is none.
+        EnvError: the environments have different agents, there is none, or one cannot be made.
 
     Examples:
         >>> from palaestra.multiagent import Meeting
@@ -99,7 +103,9 @@ class MultiAgentEnvs(Closeable):
         if self._policy.on_fault == "drop":
             raise ConfigError("on_fault is 'drop', but environments cannot continue without one of them; use 'restart'")
         self._factories, self._budget, self._first_id = list(factories), RestartBudget(self._policy), first_id
-        envs = _made(self, factories, first_id)
+        self._watch = Watched(self._policy, first_id, None, watched=True)
+        self._watch.elsewhere = ROLL_OUT_WORKERS
+        envs = _made(self, self._watch, factories)
         self.agents: Mapping[str, AgentSpec] = dict(envs[0].agents)
         """Every agent that may ever act, by name."""
         self.batch_size = len(envs)
@@ -114,6 +120,7 @@ class MultiAgentEnvs(Closeable):
         self.faults = EventLog()
         """The newest faults, in order, and how many there were."""
         self._failed: set[int] = set()
+        self._as_ever = torch.inference_mode(False)  # environments may learn, or differentiate, where others infer
         self.restarted: frozenset[int] = frozenset()
         """Environments whose running episode broke off in the newest step, which begins another; or when they were
         restored, and the next step does."""
@@ -124,6 +131,8 @@ class MultiAgentEnvs(Closeable):
             _Lane(env, int(seed), ActionLog(self.agents), StepCheck(self.agents, env.delayed))
             for env, seed in zip(envs, seeds, strict=True)
         ]
+        me: Any = weakref.ref(self)  # in a cycle environments would outlive their last use
+        self._watch.lost = lambda incident: me()._record(incident, "raise")
 
     @property
     def state_spec(self) -> SpecTree | None:
@@ -149,7 +158,7 @@ class MultiAgentEnvs(Closeable):
         """
         self._failed.clear()
         lanes = enumerate(zip(self._lanes, actions, strict=True))
-        with torch.inference_mode(False):  # an environment may learn, or differentiate, where others infer
+        with self._as_ever:
             outcomes = [self._stepped_or_restarted(number, lane, mine) for number, (lane, mine) in lanes]
         self.restarted = frozenset(self._failed)
         return outcomes
@@ -167,17 +176,17 @@ class MultiAgentEnvs(Closeable):
         """
         if self.reads_state:
             return [lane.state for lane in self._lanes]
-        with torch.inference_mode(False):
+        with self._as_ever:
             return [self._state_of(number, lane, handled="raise") for number, lane in enumerate(self._lanes)]
 
     def _state_of(self, number: int, lane: _Lane, handled: Handled | None = None) -> Any:
         try:
-            state, spec = lane.env.global_state(), self.state_spec
+            state, spec = self._watch.call_step(number, lambda env: env.global_state(), lane.env), self.state_spec
             if spec is not None:
                 require_state(state, spec)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             lane.over = True
-            raise self._failure(number, lane, {}, error, handled) from error
+            raise self._failure(number, error, handled) from error
         return state
 
     def set_attr(self, name: str, value: Any, lanes: Sequence[int] | None = None) -> None:
@@ -193,8 +202,8 @@ class MultiAgentEnvs(Closeable):
         """
         value, chosen = as_json(name, value), require_lanes(lanes, self.batch_size)
         self.get_attr(name, chosen)
-        for lane in map(self._lanes.__getitem__, chosen):
-            lane.attributes.wait_for(lane.env, {name: value})
+        for number in chosen:
+            self._asked(number, lambda lane: lane.attributes.wait_for(lane.env, {name: value}))
 
     def get_attr(self, name: str, lanes: Sequence[int] | None = None) -> list[Any]:
         """What an attribute of environments is in their running episodes, one value for each.
@@ -206,8 +215,8 @@ class MultiAgentEnvs(Closeable):
             ConfigError: there is no such attribute or lane.
         """
         chosen = require_lanes(lanes, self.batch_size)
-        meant = [self._lanes[number] for number in chosen]
-        return require_found(name, chosen, [lane.attributes.find(lane.env, name) for lane in meant])
+        found = [self._asked(number, lambda lane: lane.attributes.find(lane.env, name)) for number in chosen]
+        return require_found(name, chosen, found)
 
     def where(self, number: int) -> str:
         """Which episode an environment is in, with its seed and step, for messages.
@@ -232,10 +241,11 @@ class MultiAgentEnvs(Closeable):
                 _log.warning("it is made again in %.1f s: %s", wait_s, self.faults[-1])
                 time.sleep(wait_s)
                 with contextlib.suppress(Exception):
-                    lane.env.close()
+                    self._asked(number, lambda lane: lane.env.close())
                 lane.gone, actions = True, {}
 
     def _stepped(self, number: int, lane: _Lane, actions: Mapping[str, Any]) -> MultiAgentStep:
+        lane.actions, watch = actions, self._watch
         if not lane.over:
             try:
                 lane.check.require_actions(actions)
@@ -243,42 +253,53 @@ class MultiAgentEnvs(Closeable):
                 raise SpecError(f"{self.where(number)}: {error}") from None
         try:
             if lane.gone:
-                lane.env, lane.gone = self._factories[number](), False
+                lane.env, lane.gone = watch.call(number, self._factories[number]), False
                 lane.attributes.set_again()
             if lane.over:
                 lane.number, lane.steps = lane.number + 1, 0
                 lane.log.clear()
                 lane.check.clear()
-                lane.attributes.begin(lane.env)
-                outcome = lane.env.begin_episode(lane.episode_seed)
+                watch.call(number, lane.attributes.begin, lane.env)
+                outcome = watch.call(number, lane.env.begin_episode, lane.episode_seed)
             else:
                 lane.steps += 1
-                outcome = lane.env.advance(lane.log.add(actions))
+                outcome = watch.call_step(number, lane.env.advance, lane.log.add(actions))
             lane.check.take(outcome)
             lane.empty = lane.empty + 1 if outcome.over and not lane.steps else 0
             if lane.empty == _MOST_EMPTY:
                 raise SpecError(f"{_MOST_EMPTY} episodes in a row were over before an agent had acted")
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             lane.over = True
-            raise self._failure(number, lane, actions, error) from error
+            raise self._failure(number, error) from error
         lane.over = outcome.over
         return outcome
 
-    def _failure(
-        self, number: int, lane: _Lane, actions: Any, error: BaseException, handled: Handled | None = None
-    ) -> PalaestraError:
-        kind: FaultKind = "raised"
-        if isinstance(error, SpecError | NonFiniteError):
-            kind = "malformed" if isinstance(error, SpecError) else "non-finite"
-        what, detail = describe(error)
-        what = {"raised": f"raised {what}", "malformed": "broke a rule"}.get(kind, "gave no number")
-        place = lane.number, lane.episode_seed, lane.steps, dict(actions)
-        incident = Incident(Failure(number, kind, what, detail))
-        fault = Fault.of(incident, place, handled=handled or self._policy.on_fault, first_id=self._first_id)
-        self.faults.append(fault)
+    def _asked(self, number: int, function: Callable[[_Lane], _T]) -> _T:
+        """What an environment answers outside a step; what goes wrong there is raised, whatever `faults` says."""
+        try:
+            return self._watch.call(number, function, self._lanes[number])
+        except PalaestraError:
+            raise
+        except BaseException as error:
+            raise self._failure(number, error, "raise") from error
+
+    def _failure(self, number: int, error: BaseException, handled: Handled | None = None) -> PalaestraError:
+        failure = self._watch.failure(number, error)
+        if isinstance(error, SpecError):
+            failure = failure._replace(kind="malformed", what="broke a rule")
+        elif isinstance(error, NonFiniteError):
+            failure = failure._replace(kind="non-finite", what="gave no number")
+        fault = self._record(Incident(failure), handled or self._policy.on_fault)
         self._failed.add(number)
-        text = f"{self.where(number)}, with actions {fault.action or 'of none'}, {fault.what}: {detail}"
-        return (NonFiniteError if kind == "non-finite" else EnvError)(text)
+        text = f"{self.where(number)}, with actions {fault.action or 'of none'}, {fault.what}: {failure.detail}"
+        return (NonFiniteError if failure.kind == "non-finite" else EnvError)(text)
+
+    def _record(self, incident: Incident, handled: Handled) -> Fault:
+        lane = self._lanes[incident.failure.lane]
+        place = lane.number, lane.episode_seed, lane.steps, dict(lane.actions)
+        fault = Fault.of(incident, place, handled=handled, first_id=self._first_id)
+        self.faults.append(fault)
+        return fault
 
     # -- checkpoints
 
@@ -320,7 +341,7 @@ class MultiAgentEnvs(Closeable):
 
     def _replayed(self, number: int, lane: _Lane, state: Mapping[str, Any]) -> MultiAgentStep | None:
         lane.seed, lane.number, lane.over = int(state["lane_seed"]), int(state["episode"]), True
-        waiting = lane.attributes.load_state(lane.env, state.get("attributes", ""))
+        waiting = self._asked(number, lambda lane: lane.attributes.load_state(lane.env, state.get("attributes", "")))
         outcome = None
         if state["over"] or "forgotten" in state["actions"]:
             lane.log.clear()
@@ -363,29 +384,30 @@ class MultiAgentEnvs(Closeable):
 
     def render(self) -> np.ndarray:
         """A picture of environment 0."""
-        return self._lanes[0].env.render()
+        return self._asked(0, lambda lane: lane.env.render())
 
     def close(self) -> None:
-        with contextlib.ExitStack() as stack:  # each of them, also where closing one fails
-            for lane in reversed(self._lanes):
-                stack.callback(lane.env.close)
+        found = self._watch.close_all({number: lane.env for number, lane in enumerate(self._lanes)})
         release(self)
+        for failure in found:
+            raise self._record(Incident(failure), "raise").error()
 
 
-def _made(stepper: object, factories: Sequence[Callable[[], MultiAgentEnv]], first_id: int) -> list[MultiAgentEnv]:
+def _made(stepper: object, watch: Watched, factories: Sequence[Callable[[], MultiAgentEnv]]) -> list[MultiAgentEnv]:
     """Environments with the same agents; where one cannot be made, the others are closed."""
     envs: list[MultiAgentEnv] = []
-    with contextlib.ExitStack() as stack:
+    try:
         for number, factory in enumerate(factories):
-            envs.append(factory())
-            stack.callback(envs[-1].close)
-            claim(stepper, layers_of(envs[-1]), first_id + number)
+            envs.append(watch.made(number, factory))
+            claim(stepper, layers_of(envs[-1]), watch.first_id + number)
             if dict(envs[-1].agents) != dict(envs[0].agents) or envs[-1].delayed != envs[0].delayed:
                 raise EnvError(
-                    f"environment {first_id + number} has other agents than environment {first_id}; all must have the "
-                    "same"
+                    f"environment {watch.first_id + number} has other agents than environment {watch.first_id}; all "
+                    "must have the same"
                 )
-        stack.pop_all()
+    except BaseException:
+        watch.close_all(dict(enumerate(envs)))
+        raise
     return envs
 
 

@@ -3,7 +3,7 @@
 import functools
 import itertools
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -22,20 +22,32 @@ from palaestra.rollout import Episode, Evaluation
 __all__ = ["check_multi_agent_env", "evaluate_agents", "play_multi_agent_envs"]
 
 
+_Worth: TypeAlias = tuple[float, int, list[int]]
+"""Of an agent in an episode: its discounted rewards, how many came late, and its actions when each life began."""
+
+
 class MultiAgentEpisodes:
     """Turns steps into finished episodes.
 
     An episode's return is the sum over the agents of policies that are judged (`PolicySpec.judged`), without those that
     another plays, such as a snapshot; its length the steps that were executed. Its `info` has `<agent>/return` and
     `<agent>/length` (actions taken) of every agent that took part, and `<policy>/return`, the mean over the agents of
-    each policy, with the numbers that the environment itself reports.
+    each policy, with the numbers that the environment itself reports. Of policies with a discount it also has
+    `<policy>/discounted_return`, the mean over their agents of what their actions earned, discounted by the actions
+    before each, as action values are: unearned rewards do not count, and lives of an agent that came back are averaged.
 
     Args:
         num_envs: B.
+        discounts: per action, by policy; `None` where one has none.
     """
 
-    def __init__(self, num_envs: int, policy_specs: Mapping[str, PolicySpec]) -> None:
+    def __init__(
+        self, num_envs: int, policy_specs: Mapping[str, PolicySpec], discounts: Mapping[str, float | None] = {}
+    ) -> None:
         self._policy_specs = policy_specs
+        known = {policy: gamma for policy, gamma in discounts.items() if gamma is not None}
+        self._discounts = {name: gamma for policy, gamma in known.items() for name in policy_specs[policy].agents}
+        self._worths: list[dict[str, _Worth] | None] = [{} for _ in range(num_envs)]
         self._returns: list[dict[str, float]] = [{} for _ in range(num_envs)]
         self._actions: list[dict[str, int]] = [{} for _ in range(num_envs)]
         self._lengths = [-1] * num_envs
@@ -59,12 +71,32 @@ class MultiAgentEpisodes:
             returns[name] = returns.get(name, 0.0) + reward
             acted = name in outcome.time_steps and outcome.time_steps[name].step_type != StepType.FIRST
             actions[name] = actions.get(name, 0) + acted
+        if self._discounts and (worths := self._worths[env]) is not None:
+            self._discount(worths, actions, outcome)
         if outcome.over:
             self._finished.append(self._episode(env, outcome.info, others))
             self.abandon(env)
 
+    def _discount(self, worths: dict[str, "_Worth"], actions: Mapping[str, int], outcome: MultiAgentStep) -> None:
+        for name, time_step in outcome.time_steps.items():
+            if (gamma := self._discounts.get(name)) is None:
+                continue
+            if time_step.step_type == StepType.FIRST:
+                worth, late, starts = worths.get(name, (0.0, 0, []))
+                worths[name] = worth, late, [*starts, actions[name]]
+            elif reward := float(time_step.reward):
+                worth, late, starts = worths[name]
+                worths[name] = worth + gamma ** (actions[name] - 1 - starts[-1]) * reward, late, starts
+        for name, rewards in outcome.late_rewards.items():  # the k-th belongs to the k-th action, of whichever life
+            if (gamma := self._discounts.get(name)) is None:
+                continue
+            worth, late, starts = worths[name]
+            for number, reward in enumerate(rewards, start=late):
+                worth += gamma ** (number - max(start for start in starts if start <= number)) * float(reward)
+            worths[name] = worth, late + len(rewards), starts
+
     def _episode(self, env: int, reported: Mapping[str, float], others: Collection[str]) -> Episode:
-        returns, actions = self._returns[env], self._actions[env]
+        returns, actions, worths = self._returns[env], self._actions[env], self._worths[env] or {}
         info = {f"{name}/return": value for name, value in returns.items()}
         info |= {f"{name}/length": float(count) for name, count in actions.items()}
         episode_return = 0.0
@@ -72,6 +104,10 @@ class MultiAgentEpisodes:
             mine = [returns[name] for name in spec.agents if name in returns and name not in others]
             if mine:
                 info[f"{policy}/return"] = sum(mine) / len(mine)
+            lives = [worths[name] for name in spec.agents if name in worths and name not in others]
+            if lives:
+                discounted = sum(worth / len(starts) for worth, _, starts in lives) / len(lives)
+                info[f"{policy}/discounted_return"] = discounted
             episode_return += sum(mine) if spec.judged else 0.0
         info |= {name: float(value) for name, value in reported.items()}
         return Episode(episode_return, self._lengths[env], env, info)
@@ -82,7 +118,7 @@ class MultiAgentEpisodes:
         Args:
             env: its number.
         """
-        self._returns[env], self._actions[env], self._lengths[env] = {}, {}, -1
+        self._returns[env], self._actions[env], self._worths[env], self._lengths[env] = {}, {}, {}, -1
 
     def finished(self) -> list[Episode]:
         """The episodes that ended since the last call."""
@@ -95,6 +131,7 @@ class MultiAgentEpisodes:
             "returns": self._returns,
             "actions": self._actions,
             "lengths": self._lengths,
+            "worths": self._worths,
             "finished": [list(episode[:4]) for episode in self._finished],
         }
 
@@ -107,6 +144,8 @@ class MultiAgentEpisodes:
         self._returns = [dict(returns) for returns in state["returns"]]
         self._actions = [dict(actions) for actions in state["actions"]]
         self._lengths = list(state["lengths"])
+        saved = state.get("worths", [None] * len(self._lengths))  # older checkpoints do not know what ran
+        self._worths = [None if one is None else {name: tuple(worth) for name, worth in one.items()} for one in saved]
         self._finished = [Episode(*values) for values in state["finished"]]
 
 

@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, final, get_args
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,15 @@ from palaestra.nn.blocks import NormalizedLinear
 from palaestra.nn.config import CNN
 from palaestra.nn.fast import in_graph
 
-__all__ = ["BoardNetwork", "ConvolutionalNetwork", "ImpalaCNN", "MinAtarCNN", "NatureCNN", "SmallCNN"]
+__all__ = [
+    "BoardNetwork",
+    "ConvolutionalNetwork",
+    "ImpalaCNN",
+    "MinAtarCNN",
+    "NatureCNN",
+    "SmallCNN",
+    "WideBoardNetwork",
+]
 
 _BOARD = "observation"
 _AT_ONCE = 64
@@ -204,7 +212,6 @@ class MinAtarCNN(ConvolutionalNetwork):
         return pixels - 2
 
 
-@final
 class BoardNetwork(nn.Module):
     """Features of a board: a convolution over windows of 4 x 4 cells, and a fully connected layer, each with a relu.
 
@@ -255,6 +262,12 @@ class BoardNetwork(nn.Module):
         seen = board.flatten(0, -4).float().flatten(1).index_select(1, self._cells.flatten())
         found = self.convolution(seen.unflatten(1, self._cells.shape)).relu_().flatten(1)
         return self.linear(found).relu_().unflatten(0, board.shape[:-3])
+
+
+class WideBoardNetwork(BoardNetwork):
+    """`BoardNetwork` with features [..., 256], for layers of 256 units after it: `palaestra.nn:WideBoardNetwork`."""
+
+    _features = 256
 
 
 class ImpalaCNN(ConvolutionalNetwork):

@@ -1,6 +1,8 @@
 """Networks for planning: what a state is worth, what to do there, and a model of what actions lead to."""
 
+import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, final
 
 import torch
@@ -210,6 +212,24 @@ class PlanningNetwork(nn.Module, ABC):
         return Prediction(*numbers.split([self.num_actions, len(self.support)], -1))
 
 
+def _simulator(name: str, make: Callable[..., Any], what: str) -> Simulator:
+    """One game of a simulator, or why what a name means is none."""
+    instead = (
+        f"planning with the task itself needs {what} made with the number of games, its batch_size; name one as "
+        "algorithm.simulator, such as palaestra.envs:ConnectFour, or learn a model of the task: muzero"
+    )
+    try:
+        inspect.signature(make).bind(1)
+    except TypeError as error:
+        raise ConfigError(f"the simulator {name!r} cannot be made with 1 game: {error}; {instead}") from None
+    except ValueError:  # it does not say what it takes
+        pass
+    made = make(1)
+    if not hasattr(made, "state_of"):
+        raise ConfigError(f"the simulator {name!r} made a {type(made).__name__}, without state_of; {instead}")
+    return made
+
+
 @final
 class SimulatorModel(PlanningNetwork):
     """A network for policy and value; the model is the task itself.
@@ -238,7 +258,7 @@ class SimulatorModel(PlanningNetwork):
                 "algorithm.simulator, or learn a model of the task: muzero"
             )
         make = import_maker(options.simulator, what, lambda kind: hasattr(kind, "state_of"))
-        self.simulator: Simulator = make(1)
+        self.simulator: Simulator = _simulator(options.simulator, make, what)
         if self.simulator.observation_spec != observation_spec:
             raise ConfigError(
                 f"{options.simulator} observes {self.simulator.observation_spec}, and the environment "

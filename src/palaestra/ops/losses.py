@@ -18,6 +18,7 @@ __all__ = [
     "expectile_loss",
     "explained_variance",
     "huber",
+    "importance_ratio",
     "masked_mean",
     "mean_of",
     "policy_gradient",
@@ -31,6 +32,19 @@ __all__ = [
 _huber_loss, _mse_loss = torch.ops.aten.huber_loss.default, torch.ops.aten.mse_loss.default
 _EACH, _MEAN = 0, 1  # how they reduce rows
 _MOST_NATS = 80.0  # of a log ratio: e^88 is the largest number of single precision, and infinity times 0 is none
+
+
+def importance_ratio(log_ratio: Shaped[Tensor, "*B"]) -> Shaped[Tensor, "*B"]:
+    """How much likelier actions are under one policy than under another: at most e^80, so that it is never infinite.
+
+    Args:
+        log_ratio: log π(a|x) − log μ(a|x), in nats.
+
+    Examples:
+        >>> importance_ratio(torch.tensor([0.0, 1000.0])).isfinite()
+        tensor([True, True])
+    """
+    return log_ratio.clamp(max=_MOST_NATS).exp()
 
 
 def expectile_loss(error: Float[Tensor, "*N"], *, expectile: float) -> Float[Tensor, "*N"]:
@@ -152,7 +166,7 @@ def clipped_surrogate(
     if log_ratio.shape != advantage.shape:
         require_same_shape("[N]", log_ratio=log_ratio, advantage=advantage)
     gain = -advantage.detach()
-    ratio = log_ratio.clamp(max=_MOST_NATS).exp()
+    ratio = log_ratio.clamp(max=_MOST_NATS).exp()  # `importance_ratio`, without a call
     with torch.no_grad():  # max(ρ g, clipped g), whose gradient is that of whichever it is
         clipped = ratio.clamp(1 - epsilon, 1 + epsilon)  # pyright: ignore[reportCallIssue, reportArgumentType]
         is_clipped = (clipped - ratio) * gain > 0

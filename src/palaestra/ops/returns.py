@@ -12,6 +12,7 @@ from palaestra.core import ShapeError, StepType
 from palaestra.ops._arrays import Float, Int, Integer, require_one_row_less, require_same_shape, require_time_steps
 from palaestra.ops.episode_ends import n_step_end, valid_starts
 from palaestra.ops.linear import reverse_linear_recurrence, reverse_linear_steps
+from palaestra.ops.losses import importance_ratio
 
 __all__ = [
     "NStep",
@@ -370,7 +371,7 @@ def vtrace(
     require_time_steps(value=value, reward=reward, discount=discount, step_type=step_type)
     require_one_row_less(value=value, log_ratio=log_ratio)
     valid = valid_starts(step_type)
-    ratio = log_ratio.exp()
+    ratio = importance_ratio(log_ratio)
     rho = ratio.clamp(max=clip.rho)
     discount = gamma * discount[1:]
     error = torch.addcmul(reward[1:], discount, value[1:]).sub_(value[:-1]).mul_(rho)

@@ -418,18 +418,19 @@ def head_of(spec: SpecTree, path: str = "") -> Head:
     Raises:
         ConfigError: a leaf is an integer tensor or has too many categories, or there is nothing to decide.
     """
+    _require_decisions(spec, path)
     if isinstance(spec, TensorSpec):
         require_few_categories(spec, "action")
-    if isinstance(spec, dict | tuple) and spec:
+    if isinstance(spec, dict | tuple):
         children = children_of(spec)
         return _Parts({name: head_of(child, f"{path}.{name}".strip(".")) for name, child in children.items()})
     if isinstance(spec, DiscreteSpec):
         return ChoiceHead(spec)
     if isinstance(spec, MultiDiscreteSpec):
         return _Choices(spec)
-    if isinstance(spec, MultiBinarySpec) and spec.size:
+    if isinstance(spec, MultiBinarySpec):
         return _Switches(spec)
-    if isinstance(spec, TensorSpec) and _is_continuous(spec) and spec.size:
+    if isinstance(spec, TensorSpec) and _is_continuous(spec):
         return BoxHead(spec)
     if not isinstance(spec, TensorSpec):
         raise ConfigError(
@@ -452,6 +453,7 @@ def require_discrete(policy: str, action_spec: SpecTree) -> DiscreteSpec:
     Raises:
         ConfigError: names the space, and the policies that fit it.
     """
+    _require_decisions(action_spec)
     if isinstance(action_spec, DiscreteSpec):
         require_few_categories(action_spec, "action")
         return action_spec
@@ -468,9 +470,22 @@ def require_continuous(policy: str, action_spec: SpecTree) -> TensorSpec:
     Raises:
         ConfigError: names the space, and the policies that fit it.
     """
+    _require_decisions(action_spec)
     if _is_continuous(action_spec):
         return action_spec
     raise ConfigError(f"{policy} needs a continuous action space and was given {action_spec}. {_advice(action_spec)}")
+
+
+def _require_decisions(spec: SpecTree, path: str = "") -> None:
+    """Refuses an action with a part in which there is nothing to decide."""
+    if isinstance(spec, dict | tuple) and spec:
+        for name, child in children_of(spec).items():
+            _require_decisions(child, f"{path}.{name}".strip("."))
+    elif spec in ({}, ()) or (isinstance(spec, TensorSpec) and not spec.size):
+        raise ConfigError(
+            f"the action{f' {path!r}' if path else ''} {spec} is empty, so that there is nothing to decide; leave it "
+            "out of the action space, and let a gymnasium.ActionWrapper put it back where the environment needs it"
+        )
 
 
 def _is_continuous(spec: SpecTree) -> bool:

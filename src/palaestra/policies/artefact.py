@@ -18,6 +18,7 @@ from palaestra.core.reading import read_json
 from palaestra.core.seeding import seeded_initialisation
 from palaestra.core.spec import spec_leaves
 from palaestra.nn import EncoderOption, NetworkConfig, encoder_name, module_maker
+from palaestra.policies import team
 from palaestra.policies.given import parts_of, require_parts
 from palaestra.policies.latent import LatentPolicy
 from palaestra.policies.normalizer import ObservationNormalizer
@@ -26,12 +27,6 @@ from palaestra.policies.population import PopulationPolicy
 from palaestra.policies.search import SearchPolicy
 from palaestra.policies.squashed import DeterministicPolicy, OneStepPolicy, SquashedGaussianPolicy
 from palaestra.policies.stochastic import CategoricalPolicy, CompositePolicy, GaussianPolicy, ReturnConditionedPolicy
-from palaestra.policies.team import (
-    TeamCategoricalPolicy,
-    TeamDeterministicPolicy,
-    TeamGreedyPolicy,
-    TeamSquashedGaussianPolicy,
-)
 from palaestra.policies.value_greedy import ValueGreedyPolicy
 
 __all__ = [
@@ -55,7 +50,7 @@ _CLASSES: tuple[type[NetworkPolicy], ...] = (
         SquashedGaussianPolicy,
         ValueGreedyPolicy,
     ),
-    *(TeamCategoricalPolicy, TeamDeterministicPolicy, TeamGreedyPolicy, TeamSquashedGaussianPolicy),
+    *(team.TeamCategoricalPolicy, team.TeamDeterministicPolicy, team.TeamGreedyPolicy, team.TeamSquashedGaussianPolicy),
 )
 _Read = TypeVar("_Read")
 _JSON, _WEIGHTS = "policy.json", "weights.safetensors"

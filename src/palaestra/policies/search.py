@@ -1,5 +1,6 @@
 """`SearchPolicy`: thinks ahead with a model before it acts."""
 
+import contextlib
 from typing import Any, final
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor, nn
 
 from palaestra.core import Batch, DiscreteSpec, SpecTree, TensorSpec
 from palaestra.nn import LearnedModel, NetworkConfig, PlanningNetwork, PlanningOptions, SimulatorModel, gumbel_search
+from palaestra.nn.precision import bfloat16_products
 from palaestra.policies.actions import ChoiceHead, Head, require_discrete
 from palaestra.policies.policy import NetworkPolicy, PolicyStep
 
@@ -49,6 +51,8 @@ class SearchPolicy(NetworkPolicy):
     """
 
     network: PlanningNetwork  # pyright: ignore[reportIncompatibleVariableOverride]
+    bfloat16 = False
+    """Whether products in searches are rounded to it; `Algorithm.set_precision` says so, and no artefact keeps it."""
 
     @classmethod
     def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head:
@@ -75,6 +79,10 @@ class SearchPolicy(NetworkPolicy):
         return kind(observation_spec, num_actions, config, options)
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
+        with bfloat16_products(self.device) if self.bfloat16 else contextlib.nullcontext():
+            return self._searched(observation, state, deterministic)
+
+    def _searched(self, observation: Any, state: Any, deterministic: bool) -> PolicyStep:
         root = self.network.root(self.seen_normalized(observation))
         gumbel = None if deterministic else -torch.empty_like(root.logits).exponential_(generator=self.generator).log()
         found = gumbel_search(root, self.network.expand, self.network.search, gumbel)

@@ -13,12 +13,14 @@ import numpy as np
 import torch
 
 from palaestra.core import NonFiniteError, PalaestraError, RunSeeds, SpecError, TimeStep, computing_thread, episode_seed
+from palaestra.core.errors import EnvError
 from palaestra.envs import Fault, SingleEnvironment
 from palaestra.envs.contract.attributes import with_carried
 from palaestra.envs.contract.boundary import ActionReader, Boundary
 from palaestra.envs.contract.nest import leaf_arrays
 from palaestra.envs.contract.rows import Specs, batched_info, numeric_infos
-from palaestra.envs.supervision.faults import Incident
+from palaestra.envs.supervision.faults import ANY_FAULT, Incident
+from palaestra.envs.supervision.watchdog import ROLL_OUT_WORKERS, Watched, keep_process
 from palaestra.robots.helpers import AgentHelper, helper_for
 from palaestra.robots.serving import Communicator
 from palaestra.robots.task import TaskSpec
@@ -69,6 +71,7 @@ class AgentEnvironment:
         self.helpers: Mapping[str, AgentHelper] = {}
         """The agent's; an agent that pauses first waits for what they learn in the background."""
         self._agent_id, self._permission = agent_id, permission
+        self._calls = _calls(agent_id)
         self._tracker = EpisodeTracker(1)
         self._spec, self._steps = env.observation_spec, 0  # of the episode
         self._boundary = Boundary(self._spec, env.reward_spec.size, 1, strict=False, first=agent_id)
@@ -85,7 +88,7 @@ class AgentEnvironment:
         """
         self.wait()
         self.episodes += 1
-        return self._seen(self.env.reset())
+        return self._seen(self._calls.call(0, self.env.reset))
 
     def step(self, action: Any) -> TimeStep:
         """Executes one action; under action repeat it lasts several frames (`env_info["frames"]`).
@@ -105,7 +108,7 @@ class AgentEnvironment:
             raise SpecError(f"the action of agent {self._agent_id} in {place} has {wrong}")
         self.wait(acts=True)
         self.env_steps += 1
-        return self._seen(self.env.step(action))
+        return self._seen(self._calls.call_step(0, self.env.step, action))
 
     def wait(self, *, acts: bool = False) -> None:
         """Waits while the robot is paused.
@@ -118,6 +121,15 @@ class AgentEnvironment:
         """
         if self._permission is not None:
             self._permission(acts, self._finish)
+
+    def close(self) -> None:
+        """Closes the environment.
+
+        Raises:
+            EnvError: it cannot be closed.
+        """
+        if failure := self._calls.closed(0, self.env):
+            raise EnvError(f"environment {self._agent_id} {failure.what}: {failure.detail}")
 
     def _finish(self) -> None:
         for helper in self.helpers.values():
@@ -144,6 +156,14 @@ class AgentEnvironment:
         episodes = self._tracker.finished() if time_step.last else self._tracker.reported()
         self.finished.extend(episode._replace(env_id=self._agent_id) for episode in episodes)
         return time_step
+
+
+def _calls(agent_id: int) -> Watched:
+    """Lets an agent's environment act, which cannot end the process; how long it may take is for the robot to say."""
+    keep_process()
+    calls = Watched(ANY_FAULT, agent_id, None, watched=False)
+    calls.elsewhere = ROLL_OUT_WORKERS
+    return calls
 
 
 class Agent(ABC):
@@ -213,8 +233,14 @@ class AgentFactory:
             permission: see `AgentEnvironment`.
             helper: makes a helper of a spec, a communicator and a clock.
         """
-        single = with_carried(self.make_env(agent_id), self.carried.get(agent_id), lambda: self.make_env(agent_id))
-        single.seed(self.lane_seed(agent_id, incarnation))
+
+        def seeded() -> SingleEnvironment:
+            single = self.make_env(agent_id)
+            single.seed(self.lane_seed(agent_id, incarnation))
+            return single
+
+        carried = self.carried.get(agent_id)
+        single = _calls(agent_id).made(0, lambda: with_carried(seeded(), carried, seeded))
         env = AgentEnvironment(single, agent_id, permission)
         env.helpers = {name: helper(spec, communicator(name), env) for name, spec in self.specs.items()}
         return self.agent_class(env, env.helpers, self.config)
@@ -295,7 +321,7 @@ class AgentGroup:
             error.__cause__ = cause
         self._on_end(number)
         try:
-            agent.env.env.close()  # in the thread that stepped it, and before another takes its place
+            agent.env.close()  # in the thread that stepped it, and before another takes its place
         except Exception as another:
             _log.warning("the environment of agent %d cannot be closed: %s", number, another)
         with self.changed:

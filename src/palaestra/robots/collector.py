@@ -334,7 +334,7 @@ def evaluate_robot(factory: AgentFactory, policies: Mapping[str, Policy], *, epi
         for number in range(min(factory.num_agents, episodes)):
             agent = factory.make(number, lambda name: _communicator(name, policies[name], factory), helper=_Spectator)
             quota = episodes // factory.num_agents + (number < episodes % factory.num_agents)
-            with closing(agent.env.env):
+            with closing(agent.env):
                 for _ in range(_PATIENCE * quota):
                     if len(agent.env.finished) < quota:
                         agent.run_one_episode()

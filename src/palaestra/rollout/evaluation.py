@@ -161,8 +161,8 @@ def evaluate(
         env: reset at the start; those of a run are made by `evaluate_run`.
         episodes: how many.
         deterministic: whether to take the most probable or most valuable action.
-        seeds: lane seeds, one for each environment, whose streams begin anew; equal ones give equal episodes. Without
-            them the environments go on where they are.
+        seeds: lane seeds, one for each environment, whose streams begin anew; equal ones give equal episodes, unless
+            a wrapper learns meanwhile (`NormalizeObservation`). Without them the environments go on where they are.
         generator_seed: of the policy's noise where it samples.
         time_limit_s: stop after so many seconds with the episodes that have ended, and a warning: long ones are missing
             then, so the mean is one of short ones.

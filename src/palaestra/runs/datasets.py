@@ -16,6 +16,7 @@ from palaestra.envs import EnvConfig, Environment, create_environment, space_fro
 from palaestra.multiagent import AgentsConfig, MultiAgentCollector, PolicySpec, create_multi_agent_envs, is_multi_agent
 from palaestra.policies import Policy, RandomPolicy
 from palaestra.rollout import Collector, origin_of
+from palaestra.runs.folders import claimed_folder
 from palaestra.training import policy_folder
 
 __all__ = ["DataSummary", "collect_by_chance", "collect_data", "export_minari"]
@@ -234,15 +235,17 @@ def save_data(kept: Mapping[str, tuple[ReplayBuffer, Policy]], directory: str | 
 
     Args:
         kept: buffers and who acted, by policy.
+        directory: where; beside it, with a warning, if it has come to exist meanwhile.
         env: where they acted; the folders say so.
     """
     parts: dict[str, DataSummary] = {}
     many = is_multi_agent(env.name)
-    for name, (buffer, policy) in kept.items():
-        folder = agents_folder(directory, name) if many else policy_folder(Path(directory), name)
-        made = with_actions(buffer, policy.action_spec, policy.env_action, executed_spec=policy.action_spec)
-        made.save(folder, origin=origin_of(env))
-        parts[name] = summary_of(folder, made)
+    with claimed_folder(Path(directory), "data") as directory:
+        for name, (buffer, policy) in kept.items():
+            folder = agents_folder(directory, name) if many else policy_folder(directory, name)
+            made = with_actions(buffer, policy.action_spec, policy.env_action, executed_spec=policy.action_spec)
+            made.save(folder, origin=origin_of(env))
+            parts[name] = summary_of(folder, made)
     if [*parts] == [POLICY] and not many:
         return parts[POLICY]
     steps, episodes = (sum(getattr(part, name) for part in parts.values()) for name in ("steps", "episodes"))

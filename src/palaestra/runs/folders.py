@@ -1,5 +1,6 @@
 """Where a new run goes: a directory of its own name, which is none of a group's."""
 
+import logging
 import os
 import re
 import shlex
@@ -13,6 +14,8 @@ from palaestra.config.config import ExperimentConfig
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.core.files import whole_folder
 from palaestra.core.importing import GIVEN
+
+_log = logging.getLogger(__name__)
 
 
 def beside_group(folder: Path) -> Path:
@@ -50,6 +53,41 @@ def new_folder(config: ExperimentConfig, suffix: str) -> Iterator[tuple[Path, Pa
         if isinstance(error, CheckpointError) and target.is_dir():  # who was given the same name was quicker
             _refuse_taken(target)
         raise
+
+
+@contextmanager
+def claimed_folder(target: Path, what: str) -> Iterator[Path]:
+    """An empty folder of this name; or, where the name has been taken, of the next free one, `data_2` say.
+
+    For what took long to make, and would be lost if it were refused. A folder that stays empty goes.
+
+    Args:
+        target: its path.
+        what: goes into it, for the warning and the error.
+
+    Yields:
+        The folder, to be filled, or replaced by a `whole_folder`.
+
+    Raises:
+        CheckpointError: it cannot be made.
+    """
+    folder, number = target, 1
+    while True:
+        try:
+            folder.mkdir(parents=True)
+            break
+        except FileExistsError:
+            number += 1
+            folder = target.with_name(f"{target.name}_{number}")
+        except OSError as error:
+            raise CheckpointError(f"the {what} at {target} cannot be written: {error}") from error
+    if folder != target:
+        _log.warning("%s has come to exist meanwhile; the %s is in %s", target, what, folder)
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):  # it is filled
+            folder.rmdir()
 
 
 def _refuse_taken(path: Path) -> NoReturn:

@@ -208,7 +208,9 @@ class Learner(ABC):
                     "algorithm.target_entropy (or algorithm.target_std)"
                 )
             constrained = algorithm.rewards is not None and algorithm.rewards.learns
-            if constrained and (share_of_goals or self.config.unit == "updates"):
+            replaces = getattr(getattr(algorithm, "bonus", None), "replaces", False)
+            of_data = self.config.unit == "updates" or (self.config.offline.data is not None and not replaces)
+            if constrained and (share_of_goals or of_data):
                 yield (
                     f"algorithm.rewards.thresholds are met by what the policy earns, and {name} would learn their "
                     f"weights from rewards of {'the goals of hindsight' if share_of_goals else 'data'}, which it did "
@@ -219,7 +221,7 @@ class Learner(ABC):
                     f"{name} holds one batch's noise for the next ones, and with env.num_ready each is of other "
                     "environments; draw it in each step (longest_noise=1), or leave out env.num_ready"
                 )
-            if constrained and getattr(getattr(algorithm, "bonus", None), "replaces", False):
+            if constrained and replaces:
                 yield (
                     "algorithm.rewards.thresholds are of rewards that algorithm.bonus replaces, so "
                     "they would change nothing; leave one of the two out"

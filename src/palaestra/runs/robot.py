@@ -17,6 +17,7 @@ from palaestra.config.config import ExperimentConfig
 from palaestra.core import ConfigError, TensorSpec, TimeStep, refuses
 from palaestra.distributed import DistributedConfig, WorkersView
 from palaestra.envs import EnvConfig, EnvironmentWrapper, SingleEnvironment, load_lane
+from palaestra.envs.create import is_pool
 from palaestra.nn.config import repeatable
 from palaestra.policies import HeldNoise, Policy, PopulationPolicy, RandomPolicy, load_weights
 from palaestra.robots import AgentFactory, ComputationTask, ModelPolicy, Robot, RobotCollector, evaluate_robot
@@ -74,6 +75,7 @@ class RobotLearner(Learner):
 
     @refuses(ConfigError)
     def require_new(self) -> Iterator[str]:
+        yield from self.config.env.unheeded(as_one=is_pool(self.config.env))
         config, name, (robot, reward_spec) = self.config.algorithm, self.config.algorithm_name, self._made
         heeded = [task.algorithm.config.optimizers for task in robot.tasks.values()]
         idle = [part for part, one in config.optimizers.items() if all(own.get(part) != one for own in heeded)]

@@ -82,6 +82,7 @@ class SingleLearner(PolicyLearner):
     def require_new(self) -> Iterator[str]:
         super().require_new()
         env, name, policy = self.config.env, self.config.algorithm_name, self.algorithm.policy
+        yield from env.unheeded(as_one=is_pool(env))
         if isinstance(policy, PopulationPolicy) and env.variants:
             yield (
                 f"{name} ranks perturbations by what each earned in its own environment, and env.variants pay "
@@ -115,10 +116,10 @@ class SingleLearner(PolicyLearner):
 
     def workers(self) -> Any:
         config, (observation_spec, action_spec, _) = self.config, self._made[1]
-        seeds, kind = RunSeeds(config.run.seed), cast(Any, type(self.algorithm))
-        make = functools.partial(kind, observation_spec, action_spec, config.algorithm, seeds)
-        number = config.distributed.num_workers
-        return CollectorFactory(env=config.env, algorithm=make, num_workers=number, seed=config.run.seed)
+        run, kind, number = config.run, cast(Any, type(self.algorithm)), config.distributed.num_workers
+        make = functools.partial(kind, observation_spec, action_spec, config.algorithm, RunSeeds(run.seed))
+        shared: Any = {"env": config.env, "num_workers": number, "seed": run.seed}
+        return CollectorFactory(algorithm=make, precision=run.precision, **shared)
 
     @contextmanager
     def collecting(self, data: Mapping[str, ReplayBuffer]) -> Iterator[Collecting]:

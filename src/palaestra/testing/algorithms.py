@@ -206,7 +206,7 @@ class GradientAlgorithmContract(AlgorithmContract):
         assert all(parameter.grad is None for parameter in algorithm.model.parameters())
 
     def test_a_gradient_that_is_not_finite_raises(self) -> None:
-        """The error names the component and the numbers of the step, and the command line ends with 4."""
+        """The error names component and numbers of the step and holds the minibatch; the command line ends with 4."""
         algorithm, collector = self.learning()
         original = algorithm.losses
 
@@ -219,6 +219,7 @@ class GradientAlgorithmContract(AlgorithmContract):
             algorithm.update(collector.buffer)
         assert caught.error.exit_code == 4
         assert "is not finite" in str(caught.error)
+        assert caught.error.batch is not None
         assert not algorithm.policy.updating
 
     def test_the_policy_is_updating_only_during_an_update(self) -> None:

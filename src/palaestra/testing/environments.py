@@ -3,7 +3,7 @@
 import functools
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ import torch
 from palaestra.core import TimeStep, check_time_step, load_tensors, save_tensors, spec_leaves, tree_map, tree_paths
 from palaestra.envs import Environment, LaneEnvironment, ProcessDriver, SerialDriver, SingleEnvironment, space_from_spec
 from palaestra.envs.check.check import check
-from palaestra.envs.contract.nest import batched_nest, flatten
+from palaestra.envs.contract.nest import batched_nest, flatten, row_of
+from palaestra.envs.contract.spaces import sample_allowed
 
 __all__ = ["BatchContract", "EnvironmentContract"]
 
@@ -65,9 +66,10 @@ class BatchContract(ABC):
         """Alone it gives the same rows, where a seed determines episodes and not the batch."""
         with self.batch((1, 2)) as both, self.batch((2,)) as alone:
             if both.seeding == "per_episode":
-                actions = random_actions(both)
-                assert torch.equal(both.reset().step_type[1:], alone.reset().step_type)
-                for action in (next(actions) for _ in range(self.steps)):
+                draw, rows = allowed_actions(both), (both.reset(), alone.reset())
+                assert torch.equal(rows[0].step_type[1:], rows[1].step_type)
+                for _ in range(self.steps):
+                    action = draw(rows[0])
                     rows = both.step(action), alone.step(tree_map(lambda leaf: leaf[1:], action))
                     ours, theirs = (tree_paths(time_step.observation) for time_step in rows)
                     assert all(torch.equal(ours[path][1:], theirs[path]) for path in ours)
@@ -83,20 +85,22 @@ class BatchContract(ABC):
         """Through a file, from the beginning, from inside of an episode, and after several."""
         with self.batch() as one, tempfile.TemporaryDirectory() as folder:
             for done in (0, 3, self.steps):
-                played(one, done, seed=done)
+                *_, newest = played(one, done, seed=done)
                 save_tensors(Path(folder) / "state", one.state_dict())
                 with self.batch((8, 9)) as two:
                     two.load_state_dict(load_tensors(Path(folder) / "state"))
-                    actions = random_actions(one, seed=7)
-                    for action in (next(actions) for _ in range(self.steps // 2)):
-                        assert_same(one.step(action), two.step(action))
+                    draw = allowed_actions(one, seed=7)
+                    for _ in range(self.steps // 2):
+                        action = draw(newest)
+                        newest = one.step(action)
+                        assert_same(newest, two.step(action))
 
     def test_what_was_returned_is_never_written_to_again(self) -> None:
         """An environment may write every observation into the same array; a batch copies it."""
         with self.batch() as env:
-            actions, kept = random_actions(env), []
+            draw, kept, time_step = allowed_actions(env), [], env.reset()
             for _ in range(20):
-                time_step = env.step(next(actions))
+                time_step = env.step(draw(time_step))
                 kept.append((time_step, tree_map(torch.clone, time_step)))
         for time_step, copy in kept:
             assert_same(time_step, copy)
@@ -152,7 +156,10 @@ class EnvironmentContract(BatchContract):
         env.seed(5)
         space = space_from_spec(env.action_spec)
         space.seed(1)
-        for time_step in [env.reset(), *(env.step(space.sample()) for _ in range(self.steps))]:
+        time_step = env.reset()
+        for number in range(self.steps + 1):
+            if number:
+                time_step = env.step(sample_allowed(space, time_step.observation))
             check_time_step(time_step)
             leaves = flatten(time_step.observation, env.observation_spec)
             for (path, spec), leaf in zip(spec_leaves(env.observation_spec).items(), leaves, strict=True):
@@ -163,7 +170,19 @@ class EnvironmentContract(BatchContract):
 
 
 def random_actions(env: Environment, seed: int = 0) -> Iterator[Any]:
-    """Batched random actions without an end.
+    """Batched random actions without an end, whatever masks say.
+
+    Args:
+        env: whose action spec they fit.
+        seed: of all lanes.
+    """
+    draw = allowed_actions(env, seed)
+    while True:
+        yield draw(None)
+
+
+def allowed_actions(env: Environment, seed: int = 0) -> Callable[[TimeStep | None], Any]:
+    """What draws batched random actions, of those that the masks of the time step before them allow.
 
     Args:
         env: whose action spec they fit.
@@ -172,8 +191,12 @@ def random_actions(env: Environment, seed: int = 0) -> Iterator[Any]:
     spaces = [space_from_spec(env.action_spec) for _ in range(env.batch_size)]
     for lane, space in enumerate(spaces):
         space.seed(1000 * seed + lane)
-    while True:
-        yield batched_nest([space.sample() for space in spaces], env.action_spec)
+
+    def draw(before: TimeStep | None) -> Any:
+        seen = [before and row_of(before.observation, lane, env.observation_spec) for lane in range(env.batch_size)]
+        return batched_nest(list(map(sample_allowed, spaces, seen)), env.action_spec)
+
+    return draw
 
 
 def played(env: Environment, steps: int, seed: int = 0) -> list[TimeStep]:
@@ -184,8 +207,10 @@ def played(env: Environment, steps: int, seed: int = 0) -> list[TimeStep]:
         steps: after the reset.
         seed: of the actions.
     """
-    actions = random_actions(env, seed)
-    return [env.reset(), *(env.step(next(actions)) for _ in range(steps))]
+    draw, found = allowed_actions(env, seed), [env.reset()]
+    for _ in range(steps):
+        found.append(env.step(draw(found[-1])))
+    return found
 
 
 def assert_same(one: TimeStep, two: TimeStep) -> None:

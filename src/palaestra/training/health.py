@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any, final
 
+from palaestra.core import POLICY
 from palaestra.training.callbacks import Callback
 from palaestra.training.parts import TrainingRun
 
@@ -68,10 +69,11 @@ class Health(Callback):
     | episodes | none has ended in 100,000 env steps, and 10,000 of each environment |
 
     Learning works where returns are at their best so far, and better than at first. Densities over continuous actions
-    may have entropies below 0, and those say nothing.
+    may have entropies below 0, and those say nothing. With many agents, discounted returns are the mean of an agent of
+    the policy; where one agent wins what others lose, they say nothing of the size of action values.
 
     Args:
-        stop: whether a symptom ends the run.
+        stop: whether a symptom ends the run, and again after it was resumed, where it persists from there on.
         unit: what the run counts: `env steps`, or `updates` where it learns from data alone, which has no episodes.
     """
 
@@ -80,10 +82,11 @@ class Health(Callback):
         self.warnings: list[str] = []
         """Given so far."""
         self._rows: Counter[str] = Counter()
+        self._known: set[str] = set()  # symptoms that were warned of
         self._first_entropies: dict[str, float] = {}
         self._first_return = math.nan
         self._best_return = -math.inf
-        self._largest_return = 0.0
+        self._largest_returns: dict[str, float] = {}  # discounted, by policy; "" is the only one
         self._norms: dict[str, deque[float]] = {}
 
     def logged(self, trainer: TrainingRun, row: dict[str, float]) -> None:
@@ -94,12 +97,14 @@ class Health(Callback):
                 del self._rows[name]
         for name, what in found.items():
             self._rows[name] += 1
-            if self._rows[name] == (1 if name == "episodes" else _PERSISTENT):
+            if self._rows[name] == _needed(name):
                 cause, _, policy = name.partition("/")
                 advice = "; ".join(_advice(cause, _algorithm(trainer, policy).config))
                 text = f"after {int(row['env_steps']):,} {self._unit} {what}. Likely: {_CAUSES[cause]}. Try: {advice}"
-                self.warnings.append(text)
-                _log.warning("%s", text)
+                if name not in self._known:
+                    self._known.add(name)
+                    self.warnings.append(text)
+                    _log.warning("%s", text)
                 if self._stop:
                     trainer.stop(text)
         row["health/warnings"] = len(self.warnings)
@@ -107,17 +112,22 @@ class Health(Callback):
     def state(self) -> dict[str, Any]:
         return {
             "warnings": list(self.warnings),
-            "rows": dict(self._rows),
+            "rows": {**self._rows, **{name: max(_needed(name), self._rows[name]) for name in self._known}},
             "first": [dict(self._first_entropies), self._first_return],
-            "largest": [self._best_return, self._largest_return],
+            "largest": [self._best_return, self._largest_returns.get("", 0.0)],
+            "largest_of": {policy: largest for policy, largest in self._largest_returns.items() if policy},
             "norms": {name: list(norms) for name, norms in self._norms.items()},
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.warnings, self._rows = list(state["warnings"]), Counter(state["rows"])
+        self._known = {name for name, rows in self._rows.items() if rows >= _needed(name)}
+        if self._stop:  # what ended the run before ends it again only if it persists
+            self._rows = Counter({name: rows for name, rows in self._rows.items() if name not in self._known})
         first, self._first_return = state["first"]
         self._first_entropies = dict(first)
-        self._best_return, self._largest_return = state["largest"]
+        self._best_return, largest = state["largest"]
+        self._largest_returns = {"": largest} | dict(state.get("largest_of", {}))
         self._norms = {name: deque(norms, maxlen=_NORMS) for name, norms in state["norms"].items()}
 
     def _symptoms(self, row: Mapping[str, float], trainer: TrainingRun) -> dict[str, str]:
@@ -126,29 +136,31 @@ class Health(Callback):
         mean = row.get("return_mean", math.nan)
         self._first_return = mean if math.isnan(self._first_return) else self._first_return
         self._best_return = max(self._best_return, mean)
-        self._largest_return = max(self._largest_return, abs(row.get("discounted_return_mean", 0.0)))
         works = mean == self._best_return > self._first_return
         flat = mean == self._best_return == self._first_return == 0  # no reward so far, or a game whose sum is 0
         steps = row["env_steps"] - getattr(trainer.collector, "updates_made", 0)  # on data, which ends nothing
         many = max(_MANY_STEPS, _LONG_EPISODE * trainer.collector.num_lanes)
         if self._unit == "env steps" and steps >= many and not row.get("episodes"):
             found["episodes"] = "no episode has ended"
-        learner = _algorithm(trainer, None)
-        if beyond := _beyond(row.get("discounted_return_mean", 0.0), learner):
-            found["scaled_range" if hasattr(learner, "reward_scale") else "range"] = beyond
+        for policy, discounted in _discounted_returns(row, trainer).items():
+            self._largest_returns[policy] = max(self._largest_returns.get(policy, 0.0), abs(discounted))
+            learner = _algorithm(trainer, policy)
+            if beyond := _beyond(discounted, learner):
+                found |= _of_policy("scaled_range" if hasattr(learner, "reward_scale") else "range", beyond, policy)
+        opponents = opposed(row) > 0
         for name, value in row.items():
             if not (match := _LEARNED.fullmatch(name)) or (flat and match["metric"] == "explained_variance"):
                 continue
             learner = _algorithm(trainer, match["policy"])
-            if match["metric"] == "q_mean" and _has_other_rewards(learner):
+            if match["metric"] == "q_mean" and (opponents or _has_other_rewards(learner)):
                 continue
-            if wrong := self._wrong(name, match["metric"], value, works):
-                cause, policy = match["metric"].partition("/")[0], match["policy"]
-                found[f"{cause}/{policy}" if policy else cause] = f"{wrong} (policy {policy!r})" if policy else wrong
+            if wrong := self._wrong(match, value, works):
+                found |= _of_policy(match["metric"].partition("/")[0], wrong, match["policy"])
         return found
 
-    def _wrong(self, name: str, metric: str, value: float, works: bool) -> str | None:
+    def _wrong(self, match: re.Match[str], value: float, works: bool) -> str | None:
         """What looks wrong in one number of a policy's learning."""
+        name, metric = match[0], match["metric"]
         if metric == "kl" and value > 0.2:
             return f"the mean KL of an update is {value:.2g}"
         if metric == "explained_variance" and value < -0.5 and not works:
@@ -157,7 +169,7 @@ class Health(Callback):
             first = self._first_entropies.setdefault(name, value)
             if 0 <= value < 0.02 * first and not works and math.isfinite(self._first_return):
                 return f"the entropy fell from {first:.2g} to {value:.2g}"
-        largest = self._largest_return
+        largest = self._largest_returns.get(match["policy"] or "")
         if metric == "q_mean" and largest and abs(value) > max(100.0, 20 * largest):
             return f"the mean action value is {value:.2g}, discounted returns are {largest:.2g}"
         if metric.startswith("gradient_norm/"):
@@ -169,9 +181,27 @@ class Health(Callback):
         return None
 
 
+def _needed(symptom: str) -> int:
+    """Rows in a row until a symptom is warned of."""
+    return 1 if symptom == "episodes" else _PERSISTENT
+
+
 def _algorithm(trainer: TrainingRun, policy: str | None) -> Any:
     """That of a policy, or the only one."""
     return trainer.algorithms.get(policy or "", next(iter(trainer.algorithms.values())))
+
+
+def _discounted_returns(row: Mapping[str, float], trainer: TrainingRun) -> dict[str, float]:
+    """That of the only policy, which is called "", or that of an agent of each of several, where it is known."""
+    if "discounted_return_mean" in row:
+        return {"": row["discounted_return_mean"]}
+    means = {policy: f"info/{policy}/discounted_return" for policy in trainer.algorithms}
+    return {"" if policy == POLICY else policy: row[mean] for policy, mean in means.items() if mean in row}
+
+
+def _of_policy(cause: str, wrong: str, policy: str | None) -> dict[str, str]:
+    """A symptom by its cause, and by its policy, where there are several."""
+    return {f"{cause}/{policy}": f"{wrong} (policy {policy!r})"} if policy else {cause: wrong}
 
 
 def _has_other_rewards(learner: Any) -> bool:

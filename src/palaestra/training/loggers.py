@@ -1,17 +1,19 @@
 """`Logger`: what takes metrics; into files, and for TensorBoard."""
 
+import contextlib
 import csv
 import io
 import json
 import logging
 import os
+import re
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
-from palaestra.core import ConfigError
+from palaestra.core import CheckpointError, ConfigError
 from palaestra.core.reading import opened
 from palaestra.rollout import Episode
 from palaestra.training.parts import Histogram
@@ -290,6 +292,37 @@ def _env_steps(line: bytes) -> float:
 
 
 _OUTCOMES = ("return_mean", "length_mean", "discounted_return_mean", "eval/return_mean")
+_AGAINST = "against "  # begins names of what has another axis than env steps
+
+
+def _cut_events(directory: Path, last: int) -> None:
+    """Cuts off the event files of earlier processes what these wrote beyond an env step, on all axes."""
+    from google.protobuf.message import DecodeError
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+
+    own = re.compile(r"events\.out\.tfevents\.\d{10}\.(?!.*\.\d+\.\d+$).+\.\d+")  # two numbers are of other writers
+    for path in sorted((path for path in directory.iterdir() if own.fullmatch(path.name)), reverse=True):
+        began = last
+        with contextlib.suppress(CheckpointError, DecodeError), opened(path) as file:  # what is damaged stays
+            for begin, record in _records(file):
+                event = Event.FromString(record)
+                if event.session_log.status == SessionLog.START:  # what was before, older versions have left there
+                    began = event.step - 1
+                elif event.step > last and not any(one.tag.startswith(_AGAINST) for one in event.summary.value):
+                    os.truncate(path, begin)
+                    break
+        last = min(last, began)
+
+
+def _records(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Where each whole record begins, and its content: behind its length and a checksum, and before another one."""
+    begin = 0
+    while len(head := file.read(12)) == 12:
+        size = int.from_bytes(head[:8], "little")
+        if len(record := file.read(size + 4)) < size + 4:
+            return
+        yield begin, record[:size]
+        begin += 16 + size
 
 
 class TensorBoardLogger:
@@ -320,12 +353,14 @@ class TensorBoardLogger:
 
         if self._writer is None:  # not TensorBoard's own writer, whose thread ends with a traceback of its own
             self._directory.mkdir(parents=True, exist_ok=True)
-            before = self._resumed_at or any(self._directory.glob("events.out.tfevents.*"))
+            before = self._resumed_at > 0 or any(self._directory.glob("events.out.tfevents.*"))
+            if self._resumed_at:
+                _cut_events(self._directory, self._resumed_at)
             name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
             self._writer = RecordWriter((self._directory / name).open("ab"))
             write(file_version="brain.Event:2")
-            if before:  # TensorBoard then hides what a killed process wrote after its last checkpoint
-                write(step=self._resumed_at + 1, session_log=SessionLog(status=SessionLog.START))
+            # one that runs hides, from the second start on, what it has read of a process that was killed
+            write(step=self._resumed_at + before, session_log=SessionLog(status=SessionLog.START))
         whole, by_episode, by_update = [], [], []
         for name, value in row.items():
             if isinstance(value, Histogram):
@@ -335,8 +370,8 @@ class TensorBoardLogger:
             else:
                 whole.append(Summary.Value(tag=name, simple_value=value))
             if name in _OUTCOMES:
-                by_episode.append(Summary.Value(tag=f"against episodes/{name}", simple_value=value))
-                by_update.append(Summary.Value(tag=f"against updates/{name}", simple_value=value))
+                by_episode.append(Summary.Value(tag=f"{_AGAINST}episodes/{name}", simple_value=value))
+                by_update.append(Summary.Value(tag=f"{_AGAINST}updates/{name}", simple_value=value))
         for x, values in (("env_steps", whole), ("episodes", by_episode), ("policy_version", by_update)):
             if values and x in row:
                 write(step=int(row[x]), summary=Summary(value=values))

@@ -153,6 +153,17 @@ def test_what_is_carried_comes_back_as_it_was():
         env.state_dict()
 
 
+def test_a_stream_that_begins_anew_keeps_what_was_learned_and_nothing_else():
+    env = Visits(NormalizeReward(script(1.0)))
+    env.seed(1)
+    episode(env, 3)
+    before = env.env.snapshot()
+    assert before[0] > 0
+    env.seed(1)
+    assert env.counts == {}
+    assert env.env.snapshot() == before
+
+
 def test_a_saved_state_of_other_layers_is_refused():
     """F12: resuming without the layer's part would go on with other numbers."""
     one = LaneEnvironment(SerialDriver([NormalizeObservation(script(1.0))]), lane_seeds=[1])

@@ -15,8 +15,8 @@ from palaestra.core.spec import ACTION_MASK
 from palaestra.envs.check import rules
 from palaestra.envs.check.rules import SHORT, Finding, Stream
 from palaestra.envs.contract.environment import Environment, SingleEnvironment
-from palaestra.envs.contract.gym_environment import GymEnvironment, gym_env_of
-from palaestra.envs.contract.nest import batched_nest, flatten, unflatten
+from palaestra.envs.contract.gym_environment import GymEnvironment, bare_of
+from palaestra.envs.contract.nest import batched_nest, row_of
 from palaestra.envs.contract.spaces import giant_bounds, sample_allowed, space_from_spec
 from palaestra.envs.create import create_environment, is_pool, load, load_lane
 from palaestra.envs.env_config import EnvConfig
@@ -226,14 +226,15 @@ def _play_all(
         A stream, the same again, one of another seed and other actions, whether another seed gives another with the
         same actions, a stream that is cut off, and the state at the end of the first.
     """
-    gym_env = gym_env_of(one)
-    if gym_env is not None:
-        gym_env = _Located(gym_env)
-        report.findings.extend(rules.gym_rules(gym_env, seed))
+    bare = bare_of(one)
+    if bare is not None:
+        gym_env = _Located(bare.gym_env)
+        draw = functools.partial(sample_allowed, gym_env.action_space, key=bare.mask_key)
+        report.findings.extend(rules.gym_rules(gym_env, seed, draw))
         if report.ok:
             if ACTION_MASK in gym_env.reset(seed=seed)[1]:
                 report.findings.append(rules.mask_rule(one.begin_episode(seed), one.observation_spec))
-            report.findings.append(rules.end_of_own_rule(gym_env, steps, seed))
+            report.findings.append(rules.end_of_own_rule(gym_env, steps, seed, draw))
             report.findings.append(_bounds_rule(gym_env.action_space))
     if not report.ok:
         return None
@@ -368,10 +369,8 @@ def _play_batch(env: Environment, steps: int, progress: Callable[[], None]) -> S
 
     def note(rows: TimeStep) -> None:
         for row, lane in enumerate(rows.env_id.tolist()):
-            seen, acted = (
-                unflatten((np.asarray(leaf[row].cpu()) for leaf in flatten(nest, spec)), spec)
-                for nest, spec in ((rows.observation, env.observation_spec), (rows.prev_action, env.action_spec))
-            )
+            seen = row_of(rows.observation, row, env.observation_spec)
+            acted = row_of(rows.prev_action, row, env.action_spec)
             kind, reward, discount = (np.asarray(leaf[row].cpu())[()] for leaf in (rows[0], rows[1], rows[2]))
             streams[lane].append(TimeStep(kind, reward, discount, seen, acted, lane, (), {}))
 

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -16,13 +16,15 @@ from palaestra.envs.contract.episodes import require_read_mask
 from palaestra.envs.contract.gym_environment import FINAL, REPORTED
 from palaestra.envs.contract.nest import copied, flatten, leaf_dtypes
 from palaestra.envs.contract.rows import no_number
-from palaestra.envs.contract.spaces import sample_allowed, spec_from_space
+from palaestra.envs.contract.spaces import spec_from_space
 from palaestra.envs.wrappers.episode_ends import TimeLimit
 
 SHORT = 3
 """Steps of the episode that a time limit cuts off."""
 
 Stream = Sequence[TimeStep]
+Draw = Callable[[Any, Any], Any]
+"""Gives an action for an observation and the `info` that came with it."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,12 @@ def parting(one: Stream, two: Iterable[TimeStep]) -> int | None:
     return next((number for number, pair in enumerate(zip(one, two, strict=False)) if not equal(*pair)), None)
 
 
-def gym_rules(gym_env: gymnasium.Env[Any, Any], seed: int) -> Iterator[Finding]:
+def gym_rules(gym_env: gymnasium.Env[Any, Any], seed: int, draw: Draw) -> Iterator[Finding]:
     """What only a Gymnasium environment promises.
 
     Args:
         gym_env: with its Gymnasium wrappers.
+        draw: its random actions.
     """
     rule, pair = "reset(seed=...) returns (observation, info)", "a pair of an observation and a dict"
     signature = "def reset(self, *, seed=None, options=None): super().reset(seed=seed); ...; return observation, {}"
@@ -92,7 +95,7 @@ def gym_rules(gym_env: gymnasium.Env[Any, Any], seed: int) -> Iterator[Finding]:
     if wrong:
         return
     gym_env.action_space.seed(seed)
-    result = gym_env.step(sample_allowed(gym_env.action_space, result[0]))
+    result = gym_env.step(draw(*result))
     wrong = _unlike(result, 5)
     rule = "step returns (observation, reward, terminated, truncated, info)"
     fix = "the last is a dict; an old `done` is split into terminated (the task ended) and truncated (it was cut off)"
@@ -105,7 +108,7 @@ def gym_rules(gym_env: gymnasium.Env[Any, Any], seed: int) -> Iterator[Finding]:
     yield Finding("A reward is a number", wrong or odd, "a float", fix, "error" if wrong else "warning")
     rule, fix = "terminated and truncated are booleans", "wrap them in bool(...)"
     yield Finding(rule, ", ".join(kinds), "bool and bool", fix)
-    got = "an array returned earlier has changed since" if _overwrites(gym_env, seed) else ""
+    got = "an array returned earlier has changed since" if _overwrites(gym_env, seed, draw) else ""
     fix = "return a copy; this library copies what it gets, but wrappers and other libraries may not"
     rule = "Observations are not overwritten by later steps"
     yield Finding(rule, got, "a new array from every step", fix, "warning")
@@ -125,7 +128,7 @@ def _unlike(result: Any, count: int) -> str:
     return f"{len(result)} values: {', '.join(type(value).__name__ for value in result)}"
 
 
-def end_of_own_rule(gym_env: gymnasium.Env[Any, Any], steps: int, seed: int) -> Finding:
+def end_of_own_rule(gym_env: gymnasium.Env[Any, Any], steps: int, seed: int, draw: Draw) -> Finding:
     """Whether the observation of an episode's end is its own.
 
     A step that calls a layer's `reset` and returns what that gave is seen directly. Else episodes are played to one
@@ -137,12 +140,13 @@ def end_of_own_rule(gym_env: gymnasium.Env[Any, Any], steps: int, seed: int) -> 
     Args:
         gym_env: with its Gymnasium wrappers.
         steps: most env steps.
+        draw: random actions.
     """
     rule = "The last observation of an episode is its own, not the first of the next one"
     fix = "return the episode's last observation from step, and leave resetting to reset()"
     seen, alike, key, former, firsts, lasts = 0, 0, "", None, list[Any](), list[Any]()
     for episode in range(3):
-        end = _to_the_end(gym_env, steps, seed + episode)
+        end = _to_the_end(gym_env, steps, seed + episode, draw)
         if end is None:
             break
         key = next((name for name in FINAL if end.info.get(name) is not None), key)
@@ -204,15 +208,15 @@ class _End(NamedTuple):
     """Whether a layer's last step called a `reset` and returned what that gave."""
 
 
-def _to_the_end(gym_env: gymnasium.Env[Any, Any], steps: int, seed: int) -> _End | None:
+def _to_the_end(gym_env: gymnasium.Env[Any, Any], steps: int, seed: int, draw: Draw) -> _End | None:
     """An episode with random actions; `None` where it did not end."""
     gym_env.action_space.seed(seed)
-    before, actions = copied(gym_env.reset(seed=seed)[0]), list[Any]()
-    returned = list[bool]()
+    observation, info = gym_env.reset(seed=seed)
+    before, actions, returned = copied(observation), list[Any](), list[bool]()
     layers = _watched(gym_env, returned)
     try:
         for _ in range(steps):
-            actions.append(sample_allowed(gym_env.action_space, before))
+            actions.append(draw(before, info))
             state = _random_state(gym_env)
             returned.clear()
             observation, _, terminated, truncated, info = gym_env.step(actions[-1])
@@ -285,12 +289,12 @@ def mask_rule(first: TimeStep, observation_spec: SpecTree) -> Finding:
     return Finding("A mask of actions in info is read", wrong, "an action_mask in the observation", fix)
 
 
-def _overwrites(gym_env: gymnasium.Env[Any, Any], seed: int) -> bool:
+def _overwrites(gym_env: gymnasium.Env[Any, Any], seed: int, draw: Draw) -> bool:
     seen: list[tuple[np.ndarray, np.ndarray]] = []
-    observation, _ = gym_env.reset(seed=seed)
+    observation, info = gym_env.reset(seed=seed)
     for _ in range(5):
         seen += [(leaf, leaf.copy()) for leaf in tree_leaves(observation) if isinstance(leaf, np.ndarray)]
-        observation, _, terminated, truncated, _ = gym_env.step(sample_allowed(gym_env.action_space, observation))
+        observation, _, terminated, truncated, info = gym_env.step(draw(observation, info))
         if terminated or truncated:
             break
     return not all(np.array_equal(leaf, copy, equal_nan=leaf.dtype.kind == "f") for leaf, copy in seen)

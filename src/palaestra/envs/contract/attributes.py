@@ -14,7 +14,7 @@ import numpy as np
 from palaestra.core import ConfigError, EnvError, did_you_mean
 from palaestra.envs.contract.environment import EnvironmentWrapper, SingleEnvironment
 from palaestra.envs.supervision.faults import FaultPolicy, Incident
-from palaestra.envs.supervision.watchdog import Watched, unwatch
+from palaestra.envs.supervision.watchdog import Watched
 
 _log = logging.getLogger(__name__)
 _stepped: dict[int, tuple[weakref.ref[Any], weakref.ref[Any]]] = {}  # by the id of an environment: itself, and by whom
@@ -54,10 +54,9 @@ class Attributed(Watched):
         found: list[Found] = []
         for lane in lanes:
             try:
-                with self._busy(lane):
-                    found.append(find_attribute(layers_of(self.envs[lane]), name))
+                found.append(self.call(lane, find_attribute, layers_of(self.envs[lane]), name))
             except BaseException as error:
-                return Incident(self._failure(lane, error))
+                return Incident(self.failure(lane, error))
         return found
 
     def set_attributes(self, given: Mapping[int, Mapping[str, Any]]) -> Incident | None:
@@ -69,19 +68,14 @@ class Attributed(Watched):
         for lane, attributes in given.items():
             self._attributes[lane] = {**self._attributes.get(lane, {}), **attributes}
             try:
-                with self._busy(lane):
-                    write_attributes(layers_of(self.envs[lane]), attributes)
+                self.call(lane, write_attributes, layers_of(self.envs[lane]), attributes)
             except BaseException as error:
-                return Incident(self._failure(lane, error))
+                return Incident(self.failure(lane, error))
         return None
 
     def _claim(self) -> None:
         for lane, env in enumerate(self.envs):
             claim(self, layers_of(env), self.first_id + lane)
-
-    def _leave(self) -> None:
-        unwatch(self)
-        release(self)
 
     def _remade(self, lane: int, make: Callable[[], SingleEnvironment]) -> SingleEnvironment:
         again = remake(self.envs[lane], make)

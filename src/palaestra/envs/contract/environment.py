@@ -19,8 +19,8 @@ from palaestra.core import BoundedSpec, ConfigError, DiscreteSpec, EnvError, Spe
 from palaestra.core.settings import overrides
 from palaestra.envs.contract.episodes import EpisodeLog, LaneEpisode, digest, lane_seeds_of, require_read_mask
 from palaestra.envs.contract.nest import copied, leaf_arrays, problem, unflatten, zeros
-from palaestra.envs.contract.rows import Specs
-from palaestra.envs.supervision.faults import EventLog, Fault, Incident, failure_of
+from palaestra.envs.contract.rows import HasSpecs, Specs
+from palaestra.envs.supervision.faults import EventLog, Fault, Incident, failure_of, is_own
 
 __all__ = ["Environment", "EnvironmentWrapper", "SingleEnvironment"]
 
@@ -87,25 +87,6 @@ class Closeable(ABC):
             if error is None:
                 raise
             _log.warning("%s", another)  # the first error is what the user needs
-
-
-class HasSpecs:
-    """The specs of an environment that has them in one record, `specs`."""
-
-    specs: Specs
-    """Of one row; in a batch, tuples of observations are dicts with the keys "0", "1", ..."""
-
-    @property
-    def observation_spec(self) -> SpecTree:
-        return self.specs.observation
-
-    @property
-    def action_spec(self) -> SpecTree:
-        return self.specs.action
-
-    @property
-    def reward_spec(self) -> TensorSpec:
-        return self.specs.reward
 
 
 class Environment(_Specified, Closeable):
@@ -217,6 +198,8 @@ class Environment(_Specified, Closeable):
 
     def seed(self, lane_seeds: Sequence[int]) -> None:
         """Begins the streams of these lane seeds: the next `reset` starts the first episode of each.
+
+        Layers keep what they learned (running statistics), and nothing else of earlier episodes.
 
         Raises:
             EnvError: there is not one seed for each, or these environments cannot begin again.
@@ -339,6 +322,9 @@ class SingleEnvironment(_Specified):
             state: of equal layers.
         """
 
+    def begin_stream(self) -> None:
+        """Puts back what layers keep of earlier episodes, as far as it was not learned: the first one begins next."""
+
     def close(self) -> None:
         """Frees what the environment holds."""
 
@@ -351,6 +337,7 @@ class SingleEnvironment(_Specified):
         """
         self._log = EpisodeLog([lane_seed], self.action_spec)
         self._latest = None
+        self.begin_stream()
 
     @final
     def reset(self) -> TimeStep:
@@ -392,7 +379,7 @@ class SingleEnvironment(_Specified):
         self._latest = None
         try:
             time_step = self.replay(episodes[0])
-        except Exception as error:
+        except BaseException as error:
             raise self._failure(log, error) from error
         if time_step is not None:
             self._emit(log, time_step, zeros(self.action_spec) if not log.steps(0) else log.last_action(0))
@@ -427,6 +414,7 @@ class SingleEnvironment(_Specified):
             EnvError: the digest differs.
         """
         if not episode.digest:
+            self.begin_stream()
             return None
         expected = episode.digest.partition(":")[0]
         if carried := episode.carried:
@@ -451,8 +439,7 @@ class SingleEnvironment(_Specified):
     def _episodes(self) -> EpisodeLog:
         if self._log is None:
             # unseeded: a fresh seed, which state_dict holds, so the episode can still be replayed
-            self.seed(lane_seeds_of(None, 1)[0])
-        assert self._log is not None
+            self._log = EpisodeLog(lane_seeds_of(None, 1), self.action_spec)
         return self._log
 
     def _drive(self, log: EpisodeLog, action: Any) -> TimeStep:
@@ -466,7 +453,7 @@ class SingleEnvironment(_Specified):
             time_step = self.advance(unflatten((row[0] for row in rows), spec))
             require_read_mask(time_step.env_info, self.observation_spec)
             return self._emit(log, time_step, action)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             self._latest = None
             raise self._failure(log, error) from error
 
@@ -484,9 +471,11 @@ class SingleEnvironment(_Specified):
         return self._latest
 
     def _failure(self, log: EpisodeLog, error: BaseException) -> Exception:
-        fault = Fault.of(Incident(failure_of(0, error)), log.place(0), handled="raise", first_id=self.env_id)
+        place = log.place(0)
         log.abandon()
-        return fault.error()
+        if not is_own(error):
+            raise error
+        return Fault.of(Incident(failure_of(0, error)), place, handled="raise", first_id=self.env_id).error()
 
 
 _LAYERS: dict[type, Callable[..., Environment]] = {}
@@ -596,6 +585,9 @@ class EnvironmentWrapper(HasSpecs, SingleEnvironment):
 
     def load_carried_state(self, state: dict[str, Any]) -> None:
         self.env.load_carried_state(state)
+
+    def begin_stream(self) -> None:
+        self.env.begin_stream()
 
     def render(self) -> np.ndarray:
         return self.env.render()

@@ -11,7 +11,7 @@ from typing import Any, final
 import gymnasium
 import numpy as np
 
-from palaestra.core import EnvError, SpecError, SpecTree, TensorSpec, TimeStep, errors, torch_dtype
+from palaestra.core import ACTION_MASK, EnvError, SpecError, SpecTree, TensorSpec, TimeStep, errors, torch_dtype
 from palaestra.envs.contract.environment import HasSpecs, SingleEnvironment
 from palaestra.envs.contract.nest import problem, zeros
 from palaestra.envs.contract.rows import TEXT, Specs, no_number, not_five, wrong_info
@@ -77,6 +77,9 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
         self._begun, self._info_spec = False, None
         self._cut_off = False
 
+    mask_key: str = ACTION_MASK
+    """The entry of `info` with the mask of actions, by which a first look and `check` draw theirs."""
+
     def __init_subclass__(cls) -> None:
         raise TypeError(
             f"{cls.__name__} extends GymEnvironment, which is fixed: change the task in a Gymnasium wrapper below it, "
@@ -108,7 +111,7 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
                     "env_info_spec is found by steps that would end the running episode; ask for it before the first "
                     "reset, or ask another environment made for that"
                 )
-            self._info_spec = _first_look(self.gym_env)
+            self._info_spec = _first_look(self.gym_env, self.mask_key)
         return self._info_spec
 
     def begin_episode(self, seed: int) -> TimeStep:
@@ -204,14 +207,14 @@ def plain_choices(gym_env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     return gym_env if translate is None else gymnasium.wrappers.TransformObservation(gym_env, translate, space)
 
 
-def _first_look(gym_env: gymnasium.Env[Any, Any]) -> dict[str, SpecTree]:
+def _first_look(gym_env: gymnasium.Env[Any, Any], mask_key: str) -> dict[str, SpecTree]:
     found: dict[str, SpecTree] = {}
     space = copy.deepcopy(gym_env.action_space)
     space.seed(0)
     observation, info = begun(gym_env, 0)
     _learn(info, found)
     for _ in range(LOOK_STEPS):
-        observation, _, terminated, truncated, info = gym_env.step(sample_allowed(space, observation))
+        observation, _, terminated, truncated, info = gym_env.step(sample_allowed(space, observation, info, mask_key))
         _learn(info, found)
         if terminated or truncated:
             break
@@ -365,9 +368,19 @@ def gym_env_of(env: SingleEnvironment) -> gymnasium.Env[Any, Any] | None:
         >>> gym_env_of(GymEnvironment(gymnasium.make("CartPole-v1"))).spec.id
         'CartPole-v1'
     """
+    bare = bare_of(env)
+    return None if bare is None else bare.gym_env
+
+
+def bare_of(env: SingleEnvironment) -> GymEnvironment | None:
+    """The layer that converts the Gymnasium environment; `None` where there is none.
+
+    Args:
+        env: the outermost layer.
+    """
     layer: Any = env
     while not isinstance(layer, GymEnvironment):
         if not hasattr(layer, "env"):
             return None
         layer = layer.env
-    return layer.gym_env
+    return layer

@@ -149,6 +149,17 @@ def batched_nest(nests: Sequence[Any], spec: SpecTree) -> Any:
     return to_batched([np.stack(column) for column in columns], spec)
 
 
+def row_of(nest: Any, row: int, spec: SpecTree) -> Any:
+    """One row of a batched nest, as a nest of arrays.
+
+    Args:
+        nest: tensors [B, ...].
+        row: its number.
+        spec: of one row.
+    """
+    return unflatten((np.asarray(leaf[row].cpu()) for leaf in flatten(nest, spec)), spec)
+
+
 def to_rows(leaves: Iterator[torch.Tensor], spec: SpecTree) -> Any:
     """Tensors [B, ...] as one, or a `Batch` of them.
 

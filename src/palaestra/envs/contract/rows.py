@@ -68,6 +68,25 @@ class Specs(NamedTuple):
             )
 
 
+class HasSpecs:
+    """The specs of an environment that has them in one record, `specs`."""
+
+    specs: Specs
+    """Of one row; in a batch, tuples of observations are dicts with the keys "0", "1", ..."""
+
+    @property
+    def observation_spec(self) -> SpecTree:
+        return self.specs.observation
+
+    @property
+    def action_spec(self) -> SpecTree:
+        return self.specs.action
+
+    @property
+    def reward_spec(self) -> TensorSpec:
+        return self.specs.reward
+
+
 class Rows(NamedTuple):
     """What one step of several lanes gave; every array is new."""
 

@@ -223,15 +223,31 @@ def _choices_of(space: Any, *, boxes: bool = False) -> tuple[np.ndarray, np.ndar
     return None
 
 
-def sample_allowed(space: spaces.Space[Any], observation: Any) -> Any:
-    """A random action that the observation's `action_mask` allows, if it has one.
+def sample_allowed(space: spaces.Space[Any], observation: Any, info: Any = None, key: str = ACTION_MASK) -> Any:
+    """A random action that the `action_mask` of the observation allows, or else that of `info`, if there is one.
 
     Args:
         space: of actions.
         observation: that the action follows.
+        info: that came with it.
+        key: of the mask in `info`.
     """
     mask = observation.get(ACTION_MASK) if isinstance(observation, dict) else None
+    if mask is None and isinstance(info, Mapping) and isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        reported, count = flat_mask(info.get(key, ())), np.sum(getattr(space, "nvec", getattr(space, "n", 0)))
+        mask = reported if reported.shape == (count,) else None  # what does not fit is refused where it is read
     return space.sample() if mask is None else space.sample(_gym_mask(space, mask))
+
+
+def flat_mask(mask: Any) -> np.ndarray:
+    """A mask of choices as one row of int8.
+
+    Args:
+        mask: a row, or one for each choice, as Gymnasium's spaces take them.
+    """
+    if isinstance(mask, tuple | list) and len(mask) and np.ndim(mask[0]):
+        mask = np.concatenate(mask)
+    return np.array(mask).astype(np.int8)
 
 
 def _gym_mask(space: spaces.Space[Any], mask: Any) -> Any:

@@ -7,17 +7,8 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import torch
 
-from palaestra.core import (
-    ConfigError,
-    ShapeError,
-    SpecError,
-    TensorSpec,
-    TimeStep,
-    refuses,
-    spec_leaves,
-    tree_leaves,
-    tree_paths,
-)
+from palaestra.core import TensorSpec, TimeStep, spec_leaves, tree_leaves, tree_paths
+from palaestra.core.errors import ConfigError, ShapeError, SpecError, refuses
 from palaestra.envs.contract.attributes import SharedAttributes
 from palaestra.envs.contract.boundary import outside, require_all, require_idle, taken, tolerant_bounds
 from palaestra.envs.contract.environment import Environment

@@ -13,9 +13,6 @@ from palaestra.envs.supervision.faults import Fault, FaultPolicy, Incident
 
 __all__ = ["Driver"]
 
-CLOSE_S = 5.0
-"""How long closing environments may take."""
-
 Outcome = tuple[Rows, list[int], Any, Sequence[Incident]]
 """Rows that are not written to any more, lanes whose episode ended, info (a `Batch` or `()`), and what went wrong."""
 

@@ -268,11 +268,7 @@ class LaneEnvironment(HasSpecs, Environment):
         self._restore(episodes)
         given = {lane: {**self._defaults.get(lane, {}), **one.attributes[0]} for lane, one in enumerate(episodes)}
         self._answer(self.driver.set_attributes({lane: found for lane, found in given.items() if found}))
-        try:
-            self._log.due = self._answer(self.driver.load(episodes))
-        except BaseException:
-            self._log.abandon()
-            raise
+        self._replay(episodes)
 
     def lane_state(self) -> dict[str, Any]:
         """Every lane's seed and episode number, and what was set, also while steps are on their way."""
@@ -284,7 +280,9 @@ class LaneEnvironment(HasSpecs, Environment):
         self._check_open()
         pairs = zip(state["lane_seed"].tolist(), state["episode"].tolist(), strict=True)
         again = [({}, {**before, **after}) for before, after in attributes_of(state, self.batch_size)]
-        self._restore([LaneEpisode(*pair, [], "", one) for pair, one in zip(pairs, again, strict=True)])
+        episodes = [LaneEpisode(*pair, [], "", one) for pair, one in zip(pairs, again, strict=True)]
+        self._restore(episodes)
+        self._replay(episodes)
 
     @property
     def carries_over(self) -> bool:
@@ -311,6 +309,13 @@ class LaneEnvironment(HasSpecs, Environment):
         self._give_up_step()
         self._reader.mask = None
         self._log.restore(episodes, range(self.batch_size))
+
+    def _replay(self, episodes: Sequence[LaneEpisode]) -> None:
+        try:
+            self._log.due = self._answer(self.driver.load(episodes))
+        except BaseException:
+            self._log.abandon()
+            raise
 
     def _give_up_step(self) -> None:
         """Makes sure that a step that was submitted does not disturb the next one."""

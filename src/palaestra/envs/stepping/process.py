@@ -17,9 +17,10 @@ from palaestra.envs.contract.boundary import ActionReader
 from palaestra.envs.contract.environment import SingleEnvironment
 from palaestra.envs.contract.episodes import LaneEpisode
 from palaestra.envs.contract.rows import Rows, Specs
-from palaestra.envs.stepping.driver import CLOSE_S, Driver, Outcome
+from palaestra.envs.stepping.driver import Driver, Outcome
 from palaestra.envs.stepping.worker import BUSY, DONE, NEWS, STEP, Seat, View, layout
 from palaestra.envs.supervision.faults import ANY_FAULT, Failure, FaultPolicy, Incident
+from palaestra.envs.supervision.watchdog import CLOSE_S
 from palaestra.runtime import CLOCK, SharedArrays, SupervisedProcess, sendable, stop_all
 from palaestra.runtime.supervision import Context
 

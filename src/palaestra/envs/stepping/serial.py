@@ -11,14 +11,14 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from palaestra.core import ConfigError, SpecError, TensorSpec, TimeStep, spec_leaves
-from palaestra.envs.contract.attributes import Attributed
+from palaestra.envs.contract.attributes import Attributed, release
 from palaestra.envs.contract.boundary import ActionReader, Boundary
 from palaestra.envs.contract.environment import SingleEnvironment, common_specs
 from palaestra.envs.contract.episodes import NEVER, LaneEpisode, StepLimits, require_read_mask
 from palaestra.envs.contract.gym_environment import GymEnvironment, begun, end_of, last_seen, over_of, wrong_flags
 from palaestra.envs.contract.nest import fits, flatten, leaf_arrays, leaf_dtypes, neutral_rows, problem, unflatten
 from palaestra.envs.contract.rows import TEXT, Infos, Rows, batched_info, numeric_infos, put, stacked, unreadable
-from palaestra.envs.stepping.driver import CLOSE_S, Driver, Outcome
+from palaestra.envs.stepping.driver import Driver, Outcome
 from palaestra.envs.supervision.faults import ANY_FAULT, Failure, FaultPolicy, Incident
 from palaestra.envs.supervision.places import lane_calls
 from palaestra.envs.wrappers.episode_ends import TimeLimit
@@ -77,7 +77,7 @@ class SerialDriver(Attributed, Driver):
             )
         Attributed.__init__(self, faults, first_id, cursor, watched=watched)
         self._given: tuple[Any, dict[int, int]] = (), {}
-        self.envs: list[Any] = [self._made(lane, env) if callable(env) else env for lane, env in enumerate(envs)]
+        self.envs: list[Any] = [self.made(lane, env) if callable(env) else env for lane, env in enumerate(envs)]
         self._claim()
         self.specs, self.batch_size = common_specs(self.envs), len(self.envs)
         size, observation = self.batch_size, self.specs.observation
@@ -111,8 +111,7 @@ class SerialDriver(Attributed, Driver):
         # `fatal`: these environments have just been made, for those of a worker that is gone
         found: dict[int, list[np.ndarray]] = {}
         for lane, seed in seeds.items():
-            with self._busy(lane):
-                restarted = self._begin_again(lane, seed, remade=not fatal)
+            restarted = self.call(lane, self._begin_again, lane, seed, not fatal)
             if isinstance(restarted, Failure):
                 return Incident(restarted)
             found[lane] = restarted
@@ -120,7 +119,7 @@ class SerialDriver(Attributed, Driver):
 
     def drop(self, lanes: list[int], *, fatal: bool) -> None:
         for lane in lanes:
-            self._closed(lane, self.envs[lane])
+            self.closed(lane, self.envs[lane])
             self._dropped[lane] = self._stand_in(lane)
         self._find_steps()
 
@@ -132,10 +131,9 @@ class SerialDriver(Attributed, Driver):
         self._forget()
         for lane, episode in enumerate(episodes):
             try:
-                with self._busy(lane):
-                    time_step = self.envs[lane].replay(episode)
+                time_step = self.call(lane, self.envs[lane].replay, episode)
             except BaseException as error:
-                return Incident(self._failure(lane, error))
+                return Incident(self.failure(lane, error))
             if time_step is None or time_step.step_type == 2:
                 self.over.append(lane)
             else:
@@ -146,18 +144,16 @@ class SerialDriver(Attributed, Driver):
 
     def render(self) -> np.ndarray | Incident:
         try:
-            with self._busy(0):
-                return self.envs[0].render()
+            return self.call(0, self.envs[0].render)
         except BaseException as error:
-            failure = self._failure(0, error)
+            failure = self.failure(0, error)
             return Incident(failure._replace(what=f"{failure.what} when it was drawn"))
 
     def close(self) -> list[Incident]:
         """Closes every environment, also where closing one fails."""
-        self._longest_s = min(self._longest_s, CLOSE_S)
-        found = [self._closed(lane, env) for lane, env in enumerate(self.envs) if lane not in self._dropped]
-        self._leave()
-        return [Incident(failure) for failure in found if failure is not None]
+        found = self.close_all({lane: env for lane, env in enumerate(self.envs) if lane not in self._dropped})
+        release(self)
+        return [Incident(failure) for failure in found]
 
     # -- a step
 
@@ -184,7 +180,7 @@ class SerialDriver(Attributed, Driver):
                 try:
                     calls(steps, actions, results.append)
                 except BaseException as error:
-                    failures.append(self._failure(len(results), error))
+                    failures.append(self.failure(len(results), error))
                     results.append(self._stand_in(len(results)))
                     if failures[-1].kind == "timeout" and self.faults.on_fault == "raise":  # so the time of all is up
                         results += map(self._stand_in, range(len(results), len(steps)))
@@ -209,7 +205,7 @@ class SerialDriver(Attributed, Driver):
         self._latest, self._shown = tuple(seen), rows.observation
         return rows, numbers, failures
 
-    def _begin_again(self, lane: int, seed: int, *, remade: bool) -> list[np.ndarray] | Failure:
+    def _begin_again(self, lane: int, seed: int, remade: bool) -> list[np.ndarray] | Failure:
         """Starts an episode in a lane that failed; returns its first observation, or what went wrong."""
         try:
             if remade:
@@ -222,7 +218,7 @@ class SerialDriver(Attributed, Driver):
             if wrong := problem(observation, self.specs.observation):
                 return Failure(lane, "malformed", "emitted another observation", f"it has {wrong}")
         except BaseException as error:
-            return self._failure(lane, error)
+            return self.failure(lane, error)
         arrays = leaf_arrays(observation, self.specs.observation)
         if not all(np.isfinite(array).all() for array in arrays):
             return Failure(lane, "non-finite", "emitted NaN or infinity", "look at the environment's reset")

@@ -16,10 +16,10 @@ from palaestra.envs.contract.boundary import ActionReader
 from palaestra.envs.contract.environment import SingleEnvironment
 from palaestra.envs.contract.episodes import LaneEpisode
 from palaestra.envs.contract.rows import Rows, Specs
-from palaestra.envs.stepping.driver import CLOSE_S, Driver, Outcome
+from palaestra.envs.stepping.driver import Driver, Outcome
 from palaestra.envs.stepping.serial import SerialDriver
 from palaestra.envs.supervision.faults import ANY_FAULT, Failure, FaultPolicy, Incident, describe
-from palaestra.envs.supervision.watchdog import watch
+from palaestra.envs.supervision.watchdog import CLOSE_S, watch
 from palaestra.runtime import CLOCK
 
 __all__ = ["ThreadDriver"]

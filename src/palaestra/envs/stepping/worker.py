@@ -14,7 +14,7 @@ from palaestra.envs.contract.nest import leaf_dtypes
 from palaestra.envs.contract.rows import Infos, Rows, Specs, put
 from palaestra.envs.stepping.serial import SerialDriver
 from palaestra.envs.supervision.faults import Failure, FaultPolicy, Incident, failure_of, leaks_of
-from palaestra.envs.supervision.watchdog import BESIDE
+from palaestra.envs.supervision.watchdog import BESIDE, Watched
 from palaestra.runtime import LeakWatch, SharedArrays, SharedSemaphore
 from palaestra.runtime.supervision import SupervisedProcess, WorkerDiedError, WorkerTimeoutError, spin_acquire
 
@@ -262,7 +262,7 @@ def serve(
         specs = common_specs(envs)
     except BaseException as error:
         failure = failure_of(min(len(envs), len(factories) - 1), error)
-        connection.send(failure._replace(detail=failure.detail + (BESIDE if envs else "")))
+        connection.send(failure._replace(detail=failure.detail + (BESIDE.format(*Watched.elsewhere) if envs else "")))
         return
     connection.send(specs)
     shared = SharedArrays.receive(connection)

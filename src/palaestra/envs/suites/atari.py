@@ -52,6 +52,17 @@ def single(name: str, kwargs: dict[str, Any], limit: int | None) -> Single:
     return made._replace(layers=(functools.partial(_layered, settings=settings),))
 
 
+def unheeded(name: str, kwargs: dict[str, Any]) -> str:
+    """What the layers in Python replace by something else."""
+    given = kwargs.get("obs_type", "grayscale")
+    if given == "grayscale":
+        return ""
+    return (
+        f"env.kwargs has obs_type={given!r}, but {name!r} shows gray pictures of its own preprocessing; leave obs_type "
+        f"out, or name the bare game, which heeds it: ale_py:{name}"
+    )
+
+
 def _layered(env: SingleEnvironment, settings: _Preprocessing) -> SingleEnvironment:
     fire = settings.use_fire_reset and "FIRE" in action_meanings(env)
     if settings.noop_max:

@@ -13,7 +13,7 @@ from gymnasium.vector import VectorEnv
 from palaestra.core import ConfigError
 from palaestra.envs.contract.environment import SingleEnvironment
 
-__all__ = ["Native", "Single", "batch", "native", "pools_only", "single", "suite_of"]
+__all__ = ["Native", "Single", "batch", "native", "pools_only", "single", "suite_of", "unheeded"]
 
 
 class Single(NamedTuple):
@@ -76,6 +76,12 @@ def batch(name: str) -> Callable[..., Any] | None:
     """What makes a `BatchEnvironment` of as many lanes as `batch_size` says; `None` where a suite has no such."""
     suite = suite_of(name)
     return functools.partial(suite.batch, name) if hasattr(suite, "batch") else None
+
+
+def unheeded(name: str, kwargs: dict[str, Any]) -> str:
+    """What of these arguments the single environments of a suite do not heed, in a sentence; empty for nothing."""
+    suite = suite_of(name)
+    return suite.unheeded(name, kwargs) if hasattr(suite, "unheeded") else ""
 
 
 @functools.cache

@@ -14,8 +14,8 @@ import sys
 PERIOD_S, GRACE_S = 0.5, 5.0
 REASON = (
     "an environment did not answer in time ({limit_s:g} s), in native code that lets no other thread of this process "
-    "run (it holds Python's lock, the GIL), so the process was ended; `--env.vectorization process` steps environments "
-    "where one that hangs can be replaced\n"
+    "run (it holds Python's lock, the GIL), so the process was ended; `--env.vectorization process` (of many agents or "
+    "robots `--runtime process`) steps environments where one that hangs can be replaced\n"
 )
 
 

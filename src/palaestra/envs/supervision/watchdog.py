@@ -16,10 +16,10 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
@@ -28,17 +28,22 @@ from palaestra.envs.supervision import guard
 from palaestra.envs.supervision.faults import Failure, Fault, FaultPolicy, Hang, Incident, failure_of, is_own
 
 NEVER_BACK = (
-    "It could not be interrupted, so this process had to be ended; `--env.vectorization process` steps environments "
-    "where one that hangs can be replaced"
+    "It could not be interrupted, so this process had to be ended; `{}` steps environments where one that hangs can be "
+    "replaced"
 )
 BESIDE = (
-    ". Another one lives in its process: if it allows one in a process, as emulators do, give --env.vectorization "
-    "process, and as many --env.num-workers as environments"
+    ". Another one lives in its process: if it allows one in a process, as emulators do, give {}, and as many {} as "
+    "environments"
 )
+ROLL_OUT_WORKERS = "--runtime process", "--num-workers"
+"""What takes environments elsewhere that `--env.vectorization` does not: those of many agents, and of robots."""
+CLOSE_S = 5.0
+"""How long closing environments may take."""
+_T = TypeVar("_T")
 _EXIT_CODE = 3
 _LONGEST_PERIOD_S, _LOOKS = 1.0, 4  # a hang is seen within a quarter more than its timeout
 _GRACE_S = 2.0  # from the interruption to the end of the process
-_STEPPING = "palaestra.envs.stepping.serial"
+_STEPPING = {"palaestra.envs.stepping.serial", __name__}  # their methods let environments act
 _DEBUGGERS = {"bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy"}
 
 
@@ -47,7 +52,7 @@ class EnvironmentExit(BaseException):
 
 
 class Watched:
-    """A driver's calls of its environments, which the watchdog looks at.
+    """Calls of environments by one who steps them, its driver, which the watchdog looks at.
 
     Args:
         faults: has the timeouts.
@@ -56,7 +61,10 @@ class Watched:
         watched: whether hangs are looked for here.
     """
 
-    lost: Callable[[Incident], Fault] | None
+    lost: Callable[[Incident], Fault] | None = None
+    """Makes the record of a hang that ends this process; `None` while environments are made."""
+    elsewhere: tuple[str, str] = "--env.vectorization process", "--env.num-workers"
+    """The options by which environments are stepped in other processes, and how many of these there are."""
 
     def __init__(self, faults: FaultPolicy, first_id: int, cursor: np.ndarray | None, *, watched: bool) -> None:
         self.faults, self.first_id, self._cursor = faults, first_id, cursor
@@ -78,46 +86,94 @@ class Watched:
         """Seconds that an environment may take now."""
         return self._longest_s if self._starting else self.faults.timeout_s
 
-    @contextlib.contextmanager
-    def _busy(self, lane: int) -> Iterator[None]:
-        """While entered, a lane is being worked on outside a step."""
+    def call(self, lane: int, function: Callable[..., _T], *given: Any) -> _T:
+        """Lets an environment act under the watchdog's eyes; it has as long as a step in which an episode starts.
+
+        Args:
+            lane: of the environment.
+            function: calls it.
+            given: for the function.
+        """
         if self._cursor is not None:  # a watcher in another process reads it
             self._cursor[0] = lane
         self._starting, self.doing = True, range(lane)
         try:
-            yield
+            return function(*given)
         finally:
             self.doing = None
 
-    def _failure(self, lane: int, error: BaseException) -> Failure:
-        """What an exception says about a lane; one that is not the environment's own is raised again."""
+    def call_step(self, lane: int, function: Callable[[Any], _T], given: Any) -> _T:
+        """The same for what has as long as a step, in a third of the time.
+
+        Args:
+            lane: of the environment.
+            function: calls it.
+            given: for the function.
+        """
+        self._starting, self.doing = False, range(lane)
+        try:
+            return function(given)
+        finally:
+            self.doing = None
+
+    def failure(self, lane: int, error: BaseException) -> Failure:
+        """What an exception says about a lane; one that is not the environment's own is raised again.
+
+        Args:
+            lane: whose environment was let act.
+            error: that came of it.
+        """
         if not is_own(error):
             raise error
         return failure_of(lane, Hang(self.hang) if isinstance(error, Hang) else error)
 
-    def _made(self, lane: int, make: Callable[[], Any]) -> Any:
+    def made(self, lane: int, make: Callable[[], _T]) -> _T:
+        """An environment.
+
+        Args:
+            lane: its own.
+            make: makes it.
+
+        Raises:
+            EnvError: it cannot be made, or not in time.
+        """
         try:
-            with self._busy(lane):
-                return make()
+            return self.call(lane, make)
         except PalaestraError as error:
             if type(error) is not EnvError:
                 raise
             what, cause = str(error), error
         except BaseException as error:
-            failure, cause = self._failure(lane, error), error
+            failure, cause = self.failure(lane, error), error
             what = f"it {failure.what}: {failure.detail}"
-        beside = BESIDE if lane or _drivers - {self} else ""  # others of this process
+        beside = BESIDE.format(*self.elsewhere) if lane or _drivers - {self} else ""  # others of this process
         raise EnvError(f"environment {self.first_id + lane} could not be made: {what}{beside}") from cause
 
-    def _closed(self, lane: int, env: Any) -> Failure | None:
+    def closed(self, lane: int, env: Any) -> Failure | None:
+        """Closes an environment; returns what went wrong.
+
+        Args:
+            lane: its own.
+            env: is closed.
+        """
         try:
-            with self._busy(lane):
-                env.close()
+            self.call(lane, env.close)
         except BaseException as error:
-            failure = self._failure(lane, error)
+            failure = self.failure(lane, error)
             self._longest_s /= 4 if failure.kind == "timeout" else 1  # for the others, which may hang as well
             return failure._replace(what=f"{failure.what} when it was closed")
         return None
+
+    def close_all(self, envs: Mapping[int, Any]) -> list[Failure]:
+        """Closes environments within `CLOSE_S` each, also where closing one fails; returns what went wrong.
+
+        Args:
+            envs: by lane.
+        """
+        self._longest_s = min(self._longest_s, CLOSE_S)
+        found = [self.closed(lane, env) for lane, env in envs.items()]
+        unwatch(self)
+        return [failure for failure in found if failure is not None]
 
 
 class _Look(NamedTuple):
@@ -234,10 +290,15 @@ def _guarded_exit(status: int) -> NoReturn:
 def _steps(frame: FrameType | None, driver: Watched | None = None) -> bool:
     """Whether the stack that ends in a frame is in a driver's step."""
     while frame is not None:
-        if frame.f_globals.get("__name__") == _STEPPING and (driver is None or frame.f_locals.get("self") is driver):
+        if (found := _driver_of(frame)) is not None and (driver is None or found is driver):
             return True
         frame = frame.f_back
     return False
+
+
+def _driver_of(frame: FrameType) -> Any:
+    """The driver that lets environments act in a frame; `None` if none does."""
+    return frame.f_locals.get("self") if frame.f_globals.get("__name__") in _STEPPING else None
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
@@ -302,8 +363,8 @@ def _stack(driver: Watched) -> tuple[int, str, bool]:
 
 def _is_held(frame: FrameType | None) -> bool:
     """Whether the step that a stack is in has called a debugger; one that runs the program lies below the step."""
-    while frame is not None and (name := str(frame.f_globals.get("__name__"))) != _STEPPING:
-        if name.partition(".")[0] in _DEBUGGERS:
+    while frame is not None and _driver_of(frame) is None:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] in _DEBUGGERS:
             return True
         frame = frame.f_back
     return False
@@ -319,7 +380,7 @@ def _interrupt(ident: int) -> None:
 
 def _end(driver: Watched, lane: int) -> NoReturn:
     """Says what hangs, and ends this process."""
-    detail = f"{NEVER_BACK}. It was doing:\n{driver.hang}"
+    detail = f"{NEVER_BACK.format(driver.elsewhere[0])}. It was doing:\n{driver.hang}"
     incident = Incident(Failure(lane, "timeout", "did not answer in time", detail), fatal=True)
     if driver.lost is None:  # it is being made
         fault = Fault.of(incident, (-1, None, 0, None), handled="raise", first_id=driver.first_id)

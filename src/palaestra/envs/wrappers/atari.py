@@ -153,8 +153,7 @@ class EpisodicLife(StatefulWrapper):
         return time_step._replace(step_type=2, discount=0.0) if lost else time_step
 
     def carried_state(self) -> dict[str, Any]:
-        inner = self.env.carried_state() if self._seed is None else self._inner
-        return {**inner, self._key(inner): self.snapshot()}
+        return self._with_snapshot(self.env.carried_state() if self._seed is None else self._inner)
 
     def snapshot(self) -> Any:
         return [self._seed, [np.asarray(action).tolist() for action in self._actions]]

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -166,6 +166,11 @@ class StatefulWrapper(EnvironmentWrapper):
     Put it before a map among the base classes: `class Normalize(StatefulWrapper, ObservationMap)`.
     """
 
+    learned: ClassVar[bool] = False
+    """Whether what it carries was learned (running statistics): it then stays where `seed` begins a stream anew, and is
+    otherwise put back to what it was before the first episode."""
+    _untouched: Any = None
+
     @abstractmethod
     def snapshot(self) -> Any:
         """What the layer carries right now: numbers, text and nests of them that are not changed any more."""
@@ -179,8 +184,17 @@ class StatefulWrapper(EnvironmentWrapper):
         """
 
     def carried_state(self) -> dict[str, Any]:
-        inner = self.env.carried_state()
-        return {**inner, self._key(inner): self.snapshot()}
+        return self._with_snapshot(self.env.carried_state())
+
+    def _with_snapshot(self, inner: dict[str, Any]) -> dict[str, Any]:
+        return {**inner, self._key(inner): self._noted()}
+
+    def _noted(self) -> Any:
+        """The snapshot; the first one is kept for `begin_stream`."""
+        snapshot = self.snapshot()
+        if self._untouched is None:
+            self._untouched = [snapshot]
+        return snapshot
 
     def load_carried_state(self, state: dict[str, Any]) -> None:
         """Takes over what `carried_state` gave.
@@ -198,7 +212,13 @@ class StatefulWrapper(EnvironmentWrapper):
                 "wrappers of the saved run"
             )
         self.env.load_carried_state(state)
+        self._noted()
         self.restore(state[key])
+
+    def begin_stream(self) -> None:
+        self.env.begin_stream()
+        if self._untouched is not None and not self.learned:
+            self.restore(self._untouched[0])
 
     def _key(self, inner: dict[str, Any]) -> str:
         return f"{len(inner)}:{type(self).__name__}"

@@ -42,6 +42,9 @@ class BatchedWrapper(HasSpecs, Environment):
     keeps_frames: ClassVar[bool] = False
     """Whether observations stay as they are. The frames of a stack are then those of the steps before, and a buffer may
     store each frame once."""
+    learned: ClassVar[bool] = False
+    """Whether `lane_arrays` were learned (running statistics): they then stay where `seed` begins streams anew, and are
+    otherwise put back to what they were before the first episodes."""
 
     def __init__(self, env: Environment) -> None:
         if not isinstance(env, Environment):
@@ -55,6 +58,7 @@ class BatchedWrapper(HasSpecs, Environment):
         self.info, self.untransformed_spec, self.find_info = env.info, env.untransformed_spec, env.find_info
         self.lane_arrays: dict[str, torch.Tensor] = {}
         """The layer's state of every lane, by name."""
+        self._untouched: dict[str, torch.Tensor] | None = None
         self._given: Any = None
         self.earned: torch.Tensor | None = None
         """Exact rewards of the rows that `change` is given, float64 [n], where they are known."""
@@ -117,10 +121,16 @@ class BatchedWrapper(HasSpecs, Environment):
         return self._changed(self.env.recv())
 
     def _changed(self, time_step: TimeStep) -> TimeStep:
+        self._note()
         ended = self.env.ended
         self.ended, self.exact_ended = (None, None) if ended is None else self._rows(ended, self.env.exact_ended)
         changed, self.exact_reward = self._rows(time_step, self.env.exact_reward)
         return changed
+
+    def _note(self) -> None:
+        """Keeps what lanes have before their first episode, for `seed`."""
+        if self._untouched is None:
+            self._untouched = {name: rows.clone() for name, rows in self.lane_arrays.items()}
 
     def _rows(self, time_step: TimeStep, earned: torch.Tensor | None) -> tuple[TimeStep, torch.Tensor | None]:
         """What the layer makes of rows and of their exact rewards."""
@@ -165,6 +175,7 @@ class BatchedWrapper(HasSpecs, Environment):
             raise EnvError(f"the saved state has no {', '.join(lacking)}; resume with the wrappers of the saved run")
         self.env.load_state_dict(state)
         self.resume = self.env.resume
+        self._note()
         for name, key in names.items():
             self.lane_arrays[name] = torch.as_tensor(np.asarray(state[key])).clone().to(self.device)
 
@@ -186,6 +197,8 @@ class BatchedWrapper(HasSpecs, Environment):
 
     def seed(self, lane_seeds: Sequence[int]) -> None:
         self.env.seed(lane_seeds)
+        if self._untouched is not None and not self.learned:
+            self.lane_arrays |= {name: rows.clone() for name, rows in self._untouched.items()}
 
     def render(self) -> np.ndarray:
         return self.env.render()
@@ -302,6 +315,7 @@ class NormalizeObservationLayer(BatchedLayer):
     """
 
     layer: NormalizeObservation
+    learned = True
 
     def __init__(self, env: Environment, kind: type[NormalizeObservation], args: Sequence[Any], kwargs: Any) -> None:
         super().__init__(env, kind, args, kwargs)

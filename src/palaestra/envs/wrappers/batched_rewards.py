@@ -64,6 +64,7 @@ class NormalizeRewardLayer(BatchedLayer):
     """`NormalizeReward` around a batch: each environment counts for itself, and its statistics are saved."""
 
     layer: NormalizeReward
+    learned = True
 
     def __init__(self, env: Environment, kind: type[NormalizeReward], args: Sequence[Any], kwargs: Any) -> None:
         super().__init__(env, kind, args, kwargs)

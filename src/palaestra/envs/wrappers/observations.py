@@ -9,7 +9,9 @@ import torch
 from palaestra.core import ConfigError, EnvError, MultiBinarySpec, MultiDiscreteSpec, NonFiniteError, TimeStep
 from palaestra.core.spec import ACTION_MASK, BoundedSpec, DiscreteSpec, TensorSpec, spec_leaves
 from palaestra.envs.contract.environment import EnvironmentWrapper, SingleEnvironment
+from palaestra.envs.contract.gym_environment import bare_of
 from palaestra.envs.contract.nest import flatten
+from palaestra.envs.contract.spaces import flat_mask
 from palaestra.envs.wrappers.base import (
     ObservationMap,
     RunningMeanVariance,
@@ -56,6 +58,8 @@ class ActionMask(TimeStepMap):
         if isinstance(spec, dict) and ACTION_MASK in spec:
             raise ConfigError(f"the observation has the key {ACTION_MASK!r} already; leave ActionMask out")
         self._key, self._ignored, self._num = key, ignored, actions.encoded_size
+        if (bare := bare_of(env)) is not None:
+            bare.mask_key = key
         sizes = actions.nvec if isinstance(actions, MultiDiscreteSpec) else (actions.num,)
         self._starts = np.cumsum([0, *sizes[:-1]]) - getattr(actions, "start", 0)
         self._nested = isinstance(spec, dict)
@@ -77,10 +81,7 @@ class ActionMask(TimeStepMap):
             return time_step._replace(env_info={key: value for key, value in info.items() if key != self._key})
         if self._key not in info:
             raise EnvError(f"the info has no {self._key!r}, only {list(info)}; report the mask with every step")
-        mask = info[self._key]
-        if isinstance(mask, tuple | list) and np.ndim(mask[0]):  # one for each choice, as Gymnasium's spaces take them
-            mask = np.concatenate(mask)
-        mask = np.array(mask).astype(np.int8)
+        mask = flat_mask(info[self._key])
         if mask.shape != (self._num,):
             raise EnvError(f"the mask in info[{self._key!r}] has shape {mask.shape}, and there are {self._num} actions")
         self._mask = mask
@@ -245,6 +246,8 @@ class NormalizeObservation(StatefulWrapper, ObservationMap):
         >>> env.reset().observation
         array([0., 0., 0.], dtype=float32)
     """
+
+    learned = True
 
     def __init__(self, env: SingleEnvironment, clip: float = 10.0, keys: Sequence[str] | None = None) -> None:
         if not clip > 0:

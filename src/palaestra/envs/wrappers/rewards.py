@@ -136,6 +136,7 @@ class NormalizeReward(StatefulWrapper, RewardMap):
     """
 
     keeps_frames = True
+    learned = True
 
     def __init__(self, env: SingleEnvironment, gamma: float = 0.99, clip: float = 10.0) -> None:
         super().__init__(env)
