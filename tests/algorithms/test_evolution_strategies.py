@@ -172,3 +172,32 @@ def test_an_episode_that_broke_off_is_not_joined_to_the_one_after_the_gap():
     unroll = buffer.draw(OnPolicy(unroll_length=8), torch.Generator())
     assert unroll.valid[:, 0].tolist() == [1, 1, 0, 0, 1, 1, 0, 1]
     assert _tried(unroll)[1].tolist() == [30.0, 30.0]
+
+
+@pytest.mark.parametrize("resume", ["exact", "statistical"])
+def test_a_run_that_was_cut_inside_an_unroll_goes_on_with_the_same_perturbations(resume, monkeypatch):
+    """Rows of before the cut are described before anything has acted, where their episodes do not go on."""
+
+    def begun():
+        env = environment("discrete", num_envs=4, seed=3)
+        algorithm: Any = make("evolution_strategies", env, 3)
+        return env, algorithm, collector_for(env, algorithm)
+
+    _, algorithm, collector = begun()
+    collector.stepped = lambda *_: collector.pause() if len(collector.buffer) >= 20 else None
+    collector.unroll(20)
+    assert collector.unfinished
+    env, after, other = begun()
+    other.buffer.load_state_tensors(collector.buffer.state_tensors())
+    load = env.load_state_dict
+    monkeypatch.setattr(env, "load_state_dict", lambda state: (load(state), setattr(env, "resume", resume)))
+    other.load_state(collector.state())
+    other.unroll(20)
+    rows = other.buffer.draw(after.plan, torch.Generator())
+    assert (rows.policy_info.seed == algorithm.policy._seeds)[rows.valid.bool()].all()
+
+
+def test_episodes_that_earlier_perturbations_began_are_not_kept():
+    env = environment("discrete", num_envs=4, seed=3)
+    with pytest.raises(ConfigError, match=r"leave it out, or ask for whole episodes \(episodes_per_iteration\)"):
+        palaestra.Collector.of(env, make("evolution_strategies", env, 3), complete_episodes_only=True)

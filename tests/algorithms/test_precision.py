@@ -138,7 +138,7 @@ def test_workers_search_as_exactly_as_the_run_says_and_other_policies_act_in_sin
     given = {"env": EnvConfig(name="palaestra.envs:ConnectFour", num_envs=2), "num_workers": 1, "precision": "bf16"}
     config = preset("alphazero", "palaestra.envs:ConnectFour")
     found = CollectorFactory(algorithm=functools.partial(make_algorithm, config), **given)(0)
-    assert found.policies[POLICY].bfloat16
+    assert found.policies[POLICY].rounds_searches
     given["env"], config = EnvConfig(name="CartPole-v1", num_envs=2), preset("dqn", "CartPole-v1")
     algorithms: list[Any] = []
     CollectorFactory(algorithm=lambda: algorithms.append(make_algorithm(config)) or algorithms[0], **given)(0)

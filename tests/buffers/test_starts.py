@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from palaestra.buffers import MappedFiles, saving
-from palaestra.core import Batch, ConfigError, Offline, Replay, ShapeError
+from palaestra.core import Batch, ConfigError, Offline, OnPolicy, Replay, ShapeError, TensorSpec
 from palaestra.testing.buffers import FIRST, LAST, MID, World, check_contents
 from tests.buffers.model import generator, make_buffer, step
 from tests.buffers.test_states import filled
@@ -154,3 +154,23 @@ def test_what_is_loaded_into_mapped_files_is_there_for_the_next_process(tmp_path
     again = make_buffer(24, 2, storage=MappedFiles(tmp_path / "two"))
     assert len(again) == 18
     check_contents(again, world)
+
+
+def test_a_fragment_of_another_stream_does_not_begin_behind_the_end_of_what_was_learned_from():
+    """Blocks of fragments from any worker: one that begins inside an episode kept no row, with a memory."""
+    buffer = make_buffer(None, 2, state_spec={"memory": TensorSpec((1,))})
+
+    def fragment(kinds):
+        rows = step(kinds, torch.arange(4))
+        fields = {"step_type": rows.step_type, "reward": rows.reward, "discount": rows.discount}
+        fields |= {"observation": rows.observation, "action": torch.zeros(3, dtype=torch.int64)}
+        return Batch.of({**fields, "state": Batch.of({"memory": torch.full((3, 1), 0.5)})}).map(
+            lambda leaf: leaf[:, None]
+        )
+
+    for kinds in ([FIRST, MID, MID, LAST], [MID, MID, MID, MID]):
+        for lane in (0, 1):
+            buffer.extend(fragment(kinds), [lane])
+        unroll = buffer.draw(OnPolicy(unroll_length=3), generator())
+    assert unroll.step_type.T.tolist() == [[MID] * 4] * 2
+    assert unroll.valid.all() and (unroll.state.memory == 0.5).all()

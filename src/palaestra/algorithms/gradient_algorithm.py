@@ -352,7 +352,7 @@ class GradientAlgorithm(Algorithm[PolicyT, ConfigT]):
         set_products(precision, self.device)
         self.bfloat16 = precision == "bf16"
         if isinstance(self.policy, SearchPolicy):  # whose search is what its time goes to
-            self.policy.bfloat16 = self.bfloat16
+            self.policy.rounds_searches = self.bfloat16
 
     def compile(self, *, after: int = 0) -> None:
         """Compiles gradients and optimizer steps into one graph; the first compiled update takes seconds longer.

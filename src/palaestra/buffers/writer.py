@@ -62,7 +62,9 @@ class StreamWriter:
         running = which[positions.opened[which]]
         begins = as_array(time_step.step_type) != LAST  # a fragment may begin where the one before it ended
         kinds = self._storage.step_types[positions.numbers(which)]
-        self._complete_ended(which[begins & positions.opened[which] & (kinds == LAST)])
+        # of an unroll that was learned from, the last row goes with the others
+        ended = positions.opened[which] & (kinds == LAST) & (positions.counts[which] > 0)
+        self._complete_ended(which[begins & ended])
         if self._streams.complete_only and running.size:
             positions.rewind(running, positions.unfinished[running])
             positions.unfinished[running] = 0

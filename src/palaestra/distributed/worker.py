@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import Batch
+from palaestra.core import Batch, RunSeeds
 from palaestra.distributed.factories import ActingParts, Shares
 from palaestra.distributed.replay_shard import ShardMap
 from palaestra.envs import Fault, leaks_of

@@ -112,15 +112,15 @@ class PopulationPolicy(NetworkPolicy):
     def _of_one(self, parameters: dict[str, Tensor], observation: Any) -> Tensor:
         return torch.func.functional_call(self.network, parameters, (observation,))
 
-    def _disturb(self, lanes: int) -> None:
-        """Draws new seeds, and the parameters of every lane from them.
-
-        They follow from the policy's seed and version, so a run that is cut within an unroll resumes with the same.
-        """
+    def _drawn(self, lanes: int) -> Tensor:
+        """New seeds [B]; they follow from the policy's, and its version, so that a run that is cut has the same."""
         generator = torch.Generator().manual_seed((self.generator.initial_seed() + self.version * _STRIDE) % 2**63)
         pairs = torch.randint(1, _SEEDS, ((lanes + 1) // 2,), generator=generator)
-        self._seeds = torch.stack((pairs, -pairs), 1).reshape(-1)[:lanes].float()
-        self._seeds_version = self.version
+        return torch.stack((pairs, -pairs), 1).reshape(-1)[:lanes].float()
+
+    def _disturb(self, lanes: int) -> None:
+        """Draws new seeds, and the parameters of every lane from them."""
+        self._seeds, self._seeds_version = self._drawn(lanes), self.version
         noise = self.noise(self._seeds)
         self._population, start = {}, 0
         for name, parameter in self.network.named_parameters():
@@ -135,9 +135,11 @@ class PopulationPolicy(NetworkPolicy):
 
     def describe(self, observation: Any, action: Any, state: Any, first: Tensor | None) -> Batch:
         lanes = action.shape[: action.ndim - len(self.raw_action_spec.shape)]
-        if lanes[-1:] != self._seeds.shape:
+        acted = self._seeds_version == self.version  # else these are of before the run was cut
+        seeds = self._seeds if acted else self._drawn(lanes[-1])
+        if lanes[-1:] != seeds.shape:
             raise ShapeError(
                 f"actions of shape {list(action.shape)} are to be described, and the newest ones were of "
-                f"{len(self._seeds)} lanes; give the rows of all of them, [..., {len(self._seeds)}]"
+                f"{len(seeds)} lanes; give the rows of all of them, [..., {len(seeds)}]"
             )
-        return Batch.of({"seed": self._seeds.expand(lanes)})
+        return Batch.of({"seed": seeds.expand(lanes)})

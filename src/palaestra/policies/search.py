@@ -51,8 +51,8 @@ class SearchPolicy(NetworkPolicy):
     """
 
     network: PlanningNetwork  # pyright: ignore[reportIncompatibleVariableOverride]
-    bfloat16 = False
-    """Whether products in searches are rounded to it; `Algorithm.set_precision` says so, and no artefact keeps it."""
+    rounds_searches = False
+    """Whether products in searches are in bfloat16; `Algorithm.set_precision` says so, and no artefact keeps it."""
 
     @classmethod
     def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head:
@@ -79,7 +79,7 @@ class SearchPolicy(NetworkPolicy):
         return kind(observation_spec, num_actions, config, options)
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
-        with bfloat16_products(self.device) if self.bfloat16 else contextlib.nullcontext():
+        with bfloat16_products(self.device) if self.rounds_searches else contextlib.nullcontext():
             return self._searched(observation, state, deterministic)
 
     def _searched(self, observation: Any, state: Any, deterministic: bool) -> PolicyStep:

@@ -19,7 +19,7 @@ from palaestra.core.errors import require_kind
 from palaestra.core.importing import GIVEN
 from palaestra.core.plan import POLICY, OnPolicy, Replay
 from palaestra.envs import EnvConfig, Environment
-from palaestra.policies import Policy
+from palaestra.policies import Policy, PopulationPolicy
 from palaestra.rollout.episodes import Episode
 
 __all__ = [
@@ -406,6 +406,11 @@ def buffer_for(
     """
     algorithm.require_reward(reward_spec)
     plan, policy = algorithm.plan, algorithm.policy
+    if complete_episodes_only and isinstance(policy, PopulationPolicy):
+        raise ConfigError(
+            "complete_episodes_only keeps what earlier perturbations began, and evolution strategies compare what each "
+            "earned in as many time steps; leave it out, or ask for whole episodes (episodes_per_iteration)"
+        )
     capacity = plan.capacity_for(num_lanes)
     if isinstance(plan, Replay) and capacity is not None and plan.capacity < capacity and not fragments:
         _log.warning(

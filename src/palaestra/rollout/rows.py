@@ -232,7 +232,11 @@ class RowWriter:
             if not buffer.positions.lockstep:  # a lane with fewer new rows shows older ones, of other weights
                 new = buffer.recent("policy_version", rows) == policy.version
                 old = buffer.recent("policy_info", rows)
-                info = Batch.of({name: torch.where(new, info[name], old[name]) for name in buffer.info_fields})
+                found = {name: (info[name], old[name]) for name in buffer.info_fields}
+                kept = {
+                    name: torch.where(new.view(*new.shape, *[1] * (a.ndim - 2)), a, b) for name, (a, b) in found.items()
+                }
+                info = Batch.of(kept)
             buffer.write_info(info, rows)
 
 
