@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from benchmarks.learning.games import Play, plays
-from benchmarks.learning.solved import LEAST_STONES, MORE_SIMULATIONS, RESULTS, Solved, played, policy_of
+from benchmarks.learning.solved import LEAST_STONES, RESULTS, Solved, played, policy_of
 from benchmarks.record import origin, provenance, table, write_json
 from palaestra.envs import ConnectFour
 from palaestra.nn import allowed_logits
 
-POSITIONS, SEED, TEACHERS = 4000, 700, 2
+POSITIONS, SEED, TEACHERS, SIMULATIONS = 4000, 700, 2, (128,)
 STAGES = (LEAST_STONES, 14, 18, 24, ConnectFour.rows * ConnectFour.columns + 1)
 """Numbers of stones that begin a part of the game."""
 
@@ -40,7 +40,7 @@ def measured(run: str, solved: Solved) -> list[dict[str, Any]]:
     logits = allowed_logits(said.logits, solved.observation["action_mask"])
     distance = (network.values(said.atoms) - solved.worth.amax(1)).abs().mean()
     facts |= {"network_wrong": int(solved.wrong(logits.argmax(-1)).sum()), "value_distance": float(distance)}
-    found = plays(policy, MORE_SIMULATIONS)
+    found = plays(policy, SIMULATIONS)
     return [{**facts, "run": run, "simulations": count, "errors": errors(solved, play)} for count, play in found]
 
 

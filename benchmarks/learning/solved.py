@@ -5,8 +5,10 @@ games, among those with at least 10 stones, so that positions are independent; w
 long. A move is the best if it keeps the outcome: a won position stays won, a drawn one is not lost. Positions in which
 moves differ are counted apart too, for in others nothing can go wrong. Policies are the last ones, and draw nothing.
 They play with as many simulations as in training; in the same positions they are asked with more, too.
-Seeds are trained, in less than two hours of one core each, by
-`palaestra train alphazero palaestra.envs:ConnectFour --trainer.total-env-steps 7000000 --run.seed SEED`.
+Seeds are trained, in less than two hours of one core each, by `palaestra train alphazero palaestra.envs:ConnectFour
+--compile --run.precision bf16 --algorithm.network.encoder palaestra.nn:WideBoardNetwork --algorithm.gradient-steps 200
+--algorithm.network.hidden-sizes 256 256 --algorithm.learning-rate "linear(0.001, 0)" --trainer.total-env-steps 5000000
+--run.seed SEED`; rows of 128 units by the preset and `--trainer.total-env-steps 7000000`.
 Results: `results/solved.*`. The solver is `connect_four.c`, for which a C compiler is needed.
 """
 
@@ -37,7 +39,8 @@ from palaestra.experiments import find_run, policies_of_run
 
 RESULTS = Path(__file__).parent / "results"
 SOURCE = Path(__file__).with_name("connect_four.c")
-POSITIONS, RANDOM_MOVES, LEAST_STONES, SEEDS, STEPS, BAR = 1000, 6, 10, 3, 7_000_000, 0.99
+POSITIONS, RANDOM_MOVES, LEAST_STONES, SEEDS, BAR = 1000, 6, 10, 3, 0.99
+STEPS, UNITS = 5_000_000, 256
 MORE_SIMULATIONS = (128, 1024)
 Position = tuple[int, int]
 """Stones of who moves, and all stones, as bits."""
@@ -173,6 +176,7 @@ def markdown(record: dict[str, Any]) -> str:
         [
             row["algorithm"],
             str(row["seed"]),
+            str(row["units"]),
             f"{row['env_steps']:,}",
             f"{row['seconds'] / 60:.0f}",
             str(row["simulations"]),
@@ -182,9 +186,9 @@ def markdown(record: dict[str, Any]) -> str:
         ]
         for row in record["rows"]
     ]
-    long = len({row["seed"] for row in record["rows"] if row["env_steps"] >= STEPS})
-    rows += [["alphazero", "any", f"{STEPS:,}", "", "any", "not run", "not run", ""]] * (SEEDS - long)
-    heads = ["algorithm", "seed", "env steps", "minutes", "simulations", "best moves", "where moves differ"]
+    long = len({row["seed"] for row in record["rows"] if row["env_steps"] >= STEPS and row["units"] == UNITS})
+    rows += [["alphazero", "any", str(UNITS), f"{STEPS:,}", "", "any", "not run", "not run", ""]] * (SEEDS - long)
+    heads = ["algorithm", "seed", "units", "env steps", "minutes", "simulations", "best moves", "where moves differ"]
     heads.append(f"at least {BAR:.0%}")
     return f"{table(heads, rows)}\n\n{origin(record)}\n"
 
@@ -200,7 +204,7 @@ def main() -> None:
         rows = [row for run in arguments.runs for row in measured(run, arguments.positions)]
     file = arguments.results / "solved.json"
     former = json.loads(file.read_text())["rows"] if file.exists() else []
-    names = operator.itemgetter("algorithm", "seed", "env_steps", "simulations")
+    names = operator.itemgetter("algorithm", "seed", "units", "env_steps", "simulations")
     kept = [row for row in former if names(row) not in map(names, rows)]
     record = {**provenance("python -m benchmarks.learning.solved RUN ..."), "rows": [*kept, *rows]}
     write_json(file, record)

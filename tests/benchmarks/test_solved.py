@@ -85,7 +85,7 @@ def test_a_game_gives_one_position_and_a_player_who_knows_all_makes_no_mistake()
 
 def test_a_share_has_wilsons_interval_and_seeds_that_are_missing_are_named():
     assert Share(990, 1000).interval == pytest.approx((0.9817, 0.9946), abs=1e-4)
-    row = {"algorithm": "alphazero", "seed": 0, "env_steps": 10_000, "seconds": 60, "simulations": 32}
+    row = {"algorithm": "alphazero", "seed": 0, "units": 256, "env_steps": 10_000, "seconds": 60, "simulations": 32}
     row |= {"all": [9, 10], "differing": [1, 2]}
     record = {"rows": [row], "command": "x", "date": "2026-01-01", "hardware": {"cpu": "c", "cores": 2, "system": "s"}}
     text = markdown({**record, "versions": {}, "revision": None})

@@ -6,7 +6,16 @@ from torch import nn
 from torch.testing import assert_close
 
 from palaestra.core import ConfigError, ShapeError, TensorSpec
-from palaestra.nn import BoardNetwork, Encoder, ImpalaCNN, MinAtarCNN, NatureCNN, SmallCNN, network_summary
+from palaestra.nn import (
+    BoardNetwork,
+    Encoder,
+    ImpalaCNN,
+    MinAtarCNN,
+    NatureCNN,
+    SmallCNN,
+    WideBoardNetwork,
+    network_summary,
+)
 
 SMALLEST = {NatureCNN: (1, 36, 36), SmallCNN: (1, 5, 5), ImpalaCNN: (1, 5, 5), MinAtarCNN: (1, 5, 5)}
 
@@ -35,12 +44,13 @@ def test_the_residual_network_has_fifteen_convolutions_in_sections_that_halve_th
     assert tuple(cnn.linear.weight.shape) == (256, 32 * 9 * 12)
 
 
-def test_a_board_has_the_same_features_alone_and_in_a_dict_for_any_leading_axes():
+@pytest.mark.parametrize(("kind", "features"), [(BoardNetwork, 128), (WideBoardNetwork, 256)])
+def test_a_board_has_the_same_features_alone_and_in_a_dict_for_any_leading_axes(kind, features):
     spec, board = TensorSpec((2, 6, 7)), images(3, 5, 2, 6, 7)
-    network = BoardNetwork({"observation": spec, "action_mask": TensorSpec((7,))})
-    alone = BoardNetwork(spec)
+    network = kind({"observation": spec, "action_mask": TensorSpec((7,))})
+    alone = kind(spec)
     alone.load_state_dict(network.state_dict())
-    assert network({"observation": board}).shape == (3, 5, 128)
+    assert network({"observation": board}).shape == (3, 5, features)
     assert_close(network({"observation": board})[1], alone(board[1]))
 
 

@@ -44,6 +44,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "gae": (TIME, {"gamma": 0.99, "lambda_": 0.9}),
     "greedy_action": ((LOGITS, MASK), {}),
     "huber": ((LOG_RATIO,), {"delta": 1.0}),
+    "importance_ratio": ((LOG_RATIO,), {}),
     "lambda_returns": (TIME, {"gamma": 0.99, "lambda_": 0.9}),
     "masked_mean": ((LOG_RATIO, VALID.float()), {}),
     "mean_of": ((LOG_RATIO,), {}),
