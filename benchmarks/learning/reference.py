@@ -155,7 +155,9 @@ def _reached(cell: dict[str, Any]) -> str:
 
 def _valued(cell: dict[str, Any]) -> str:
     one = cell.get(str(SEEDS[0]), {})
-    return f"{one['by_data']['value']:.0f} ({one['true_value']:.0f})" if "by_data" in one else "-" if one else "not run"
+    if "by_data" not in one:
+        return "-" if one else "not run"
+    return f"{one['by_data']['value']['value']:.0f} ({one['true_value']:.0f})"
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ def test_a_set_without_a_policy_is_left_out_by_name(tmp_path, monkeypatch, capsy
 
 def test_a_table_says_what_was_not_run_and_how_many_seeds_there_are():
     cells = {
-        "iql Hopper-v5 mixed": {"0": {"return_mean": 10.0, "by_data": {"value": 3.0}, "true_value": 4.0}},
+        "iql Hopper-v5 mixed": {"0": {"return_mean": 10.0, "by_data": {"value": {"value": 3.0}}, "true_value": 4.0}},
         "fql Hopper-v5 mixed": {str(seed): {"return_mean": float(seed)} for seed in range(3)},
     }
     of_set = {"return_mean": 404.0, "sha256": "", "steps": 1, "episodes": 1}
